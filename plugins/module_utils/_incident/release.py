@@ -1,0 +1,186 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""Whether a quarantined GPU or node may go back into service: every check, each with what was read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One condition of a release; `why` says what was read, in words. `ok` of None: the source is not configured."""
+
+    name: str
+    ok: Optional[bool]
+    why: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a release is judged by.
+
+    `now` and `then` are answers of gpu_info: read for this release, and kept by the diagnose stage. `since` is the time (ISO 8601, UTC)
+    from which a fatal Xid counts: the repair. `resets` are recorded GPU resets, each {gpu_uuid, time}.
+    """
+
+    opened_at: str
+    repair: str
+    scope: str
+    gpu_uuid: Optional[str]
+    pci_bus_id: Optional[str]
+    now: Record
+    then: Record
+    resets: Sequence[Record]
+    allowed_holders: Sequence[str]
+    is_fatal: Callable[[int], bool]
+    prometheus_url: Optional[str] = None
+
+
+def checks(case: Case) -> list[Check]:
+    """Every check of a release, in the order in which an operator would read them."""
+    return [
+        _answers(case),
+        _recovery_action(case),
+        _row_remap(case),
+        _ecc(case),
+        _kernel_log(case),
+        _holders(case),
+        _repaired(case),
+        _prometheus(case),
+    ]
+
+
+def releasable(results: Iterable[Check]) -> bool:
+    """True when no check failed; a source that is not configured does not count against it."""
+    return all(check.ok is not False for check in results)
+
+
+def _same(gpu: Record, case: Case) -> bool:
+    """The incident's GPU, or the one that now sits in its slot."""
+    if case.gpu_uuid and gpu.get("uuid") == case.gpu_uuid:
+        return True
+    return bool(case.pci_bus_id) and gpu.get("pci_bus_id") == case.pci_bus_id
+
+
+def _concerned(case: Case, info: Record) -> list[Record]:
+    gpus = list(info.get("gpus") or [])
+    if case.scope == "node" or not (case.gpu_uuid or case.pci_bus_id):
+        return gpus
+    return [gpu for gpu in gpus if _same(gpu, case)]
+
+
+def _name(gpu: Record) -> str:
+    return str(gpu.get("uuid") or gpu.get("pci_bus_id"))
+
+
+def _verdict(name: str, faults: Sequence[str], fine: str) -> Check:
+    return Check(name, not faults, "; ".join(faults) or fine)
+
+
+def _answers(case: Case) -> Check:
+    faults = [f"{gap['source']}: {gap['why']}" for gap in case.now.get("missing") or []]
+    gpus = list(case.now.get("gpus") or [])
+    faults += [f"{_name(gpu)} is lost" for gpu in gpus if gpu.get("lost")]
+    before = len(case.then.get("gpus") or [])
+    if len(gpus) < before:
+        faults.append(f"{len(gpus)} GPUs answer, {before} did when the incident was diagnosed")
+    if not gpus:
+        faults.append("no GPU answers")
+    if not _concerned(case, case.now):
+        faults.append("the GPU of this incident is not among those that answer")
+    return _verdict("nvml_answers", faults, f"{len(gpus)} GPUs answer")
+
+
+def _recovery_action(case: Case) -> Check:
+    asked = [f"{_name(gpu)} asks for {gpu.get('recovery_action')}" for gpu in _concerned(case, case.now) if gpu.get("recovery_action") != "none"]
+    return _verdict("recovery_action", asked, "the driver asks for none")
+
+
+def _row_remap(case: Case) -> Check:
+    faults = []
+    for gpu in _concerned(case, case.now):
+        rows = gpu.get("remapped_rows")
+        if rows is None:
+            faults.append(f"{_name(gpu)}: row remapping could not be read")
+            continue
+        faults += [f"{_name(gpu)}: row remap {word}" for word in ("pending", "failure") if rows.get(word)]
+    return _verdict("row_remap", faults, "none pending, none failed")
+
+
+def _ecc(case: Case) -> Check:
+    """Volatile counters start at zero with the driver, so any is new; the aggregate is compared with what diagnose kept of the same board."""
+    before = {gpu.get("serial"): gpu.get("ecc") or {} for gpu in case.then.get("gpus") or []}
+    faults = []
+    for gpu in _concerned(case, case.now):
+        ecc = gpu.get("ecc")
+        if ecc is None:
+            faults.append(f"{_name(gpu)}: ECC counters could not be read")
+            continue
+        volatile = ecc.get("uncorrected_volatile") or 0
+        grown = (ecc.get("uncorrected_aggregate") or 0) - (before.get(gpu.get("serial"), {}).get("uncorrected_aggregate") or 0)
+        if volatile or (gpu.get("serial") in before and grown > 0):
+            faults.append(f"{_name(gpu)}: {max(volatile, grown)} new uncorrectable errors")
+    return _verdict("ecc", faults, "no new uncorrectable error")
+
+
+def _repair_time(case: Case) -> Optional[str]:
+    """When the repair happened: the present boot where it is another one, else the last recorded reset of this GPU; ISO, UTC."""
+    node, before = case.now.get("node") or {}, case.then.get("node") or {}
+    if node.get("boot_id") and node.get("boot_id") != before.get("boot_id"):
+        return node.get("boot_time")
+    times = [reset["time"] for reset in case.resets if reset.get("gpu_uuid") == case.gpu_uuid and reset["time"] >= case.opened_at]
+    return max(times) if times else None
+
+
+def _kernel_log(case: Case) -> Check:
+    since = _repair_time(case) or case.opened_at
+    pcis = {gpu.get("pci_bus_id") for gpu in _concerned(case, case.now)} | {case.pci_bus_id}
+    fatal = [
+        f"Xid {event.get('code') or 'fallen off the bus'} on {event.get('pci_bus_id')} at {event.get('time')}"
+        for event in case.now.get("xids") or []
+        if event.get("pci_bus_id") in pcis
+        and (event.get("time") or since) >= since
+        and (event.get("fallen_off_bus") or (event.get("code") is not None and case.is_fatal(event["code"])))
+    ]
+    return _verdict("kernel_log", fatal, f"no fatal Xid since {since}")
+
+
+def _holders(case: Case) -> Check:
+    holders = [
+        f"{process.get('name')} (pid {process.get('pid')}) on {_name(gpu)}"
+        for gpu in _concerned(case, case.now)
+        for process in gpu.get("processes") or []
+        if process.get("name") not in case.allowed_holders and process.get("executable") not in case.allowed_holders
+    ]
+    return _verdict("holders", holders, "none")
+
+
+def _repaired(case: Case) -> Check:
+    if case.repair in ("none", "restart_app"):
+        return Check("repaired", True, f"the verdict asks for {case.repair.replace('_', ' ')}, no proof needed")
+    node, before = case.now.get("node") or {}, case.then.get("node") or {}
+    rebooted = bool(node.get("boot_id")) and bool(before.get("boot_id")) and node["boot_id"] != before["boot_id"]
+    if case.repair == "replace":
+        old = {gpu.get("pci_bus_id"): gpu.get("serial") for gpu in case.then.get("gpus") or []}
+        now = [gpu for gpu in case.now.get("gpus") or [] if gpu.get("pci_bus_id") == case.pci_bus_id]
+        replaced = bool(now) and old.get(case.pci_bus_id) not in (None, now[0].get("serial"))
+        return Check("repaired", replaced, "another board is in the slot" if replaced else "the same board is still in the slot")
+    if rebooted:
+        return Check("repaired", True, f"another boot: {node['boot_id']}")
+    if case.repair == "reset_gpu" and _repair_time(case):
+        return Check("repaired", True, f"reset recorded at {_repair_time(case)}")
+    return Check("repaired", False, f"the verdict asks for {case.repair.replace('_', ' ')}, and no proof of it was found")
+
+
+def _prometheus(case: Case) -> Check:
+    if not case.prometheus_url:
+        return Check("prometheus", None, "not configured")
+    return Check("prometheus", False, f"{case.prometheus_url} is configured, and this version cannot read it yet")

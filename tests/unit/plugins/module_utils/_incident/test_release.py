@@ -1,0 +1,138 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""S17: a release needs every check, and each check can refuse it alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.release import Case, checks, releasable
+
+PCI = "0000:00:06.0"
+
+
+def gpu(**changes):
+    return {
+        "uuid": "GPU-1",
+        "pci_bus_id": PCI,
+        "serial": "S1",
+        "lost": False,
+        "recovery_action": "none",
+        "remapped_rows": {"pending": False, "failure": False},
+        "ecc": {"uncorrected_volatile": 0, "uncorrected_aggregate": 3},
+        "processes": [],
+        **changes,
+    }
+
+
+def info(*gpus, boot="boot-1", xids=(), missing=()):
+    return {
+        "node": {"boot_id": boot, "boot_time": "2026-01-01T01:00:00Z"},
+        "gpus": list(gpus),
+        "xids": list(xids),
+        "missing": list(missing),
+    }
+
+
+def case(now, *, repair="reboot_node", resets=(), scope="gpu", prometheus_url=None, allowed=()):
+    return Case(
+        opened_at="2026-01-01T00:00:00Z",
+        repair=repair,
+        scope=scope,
+        gpu_uuid="GPU-1",
+        pci_bus_id=PCI,
+        now=now,
+        then=info(gpu()),
+        resets=resets,
+        allowed_holders=allowed,
+        is_fatal=lambda code: code in (48, 79),
+        prometheus_url=prometheus_url,
+    )
+
+
+def failed(the_case):
+    return [check.name for check in checks(the_case) if check.ok is False]
+
+
+REBOOTED = info(gpu(), boot="boot-2")
+
+
+def rebooted(**changes):
+    return info(gpu(**changes), boot="boot-2")
+
+
+def xid(code, time, pci=PCI):
+    return {"code": code, "time": time, "pci_bus_id": pci, "fallen_off_bus": False}
+
+
+@pytest.mark.parametrize(
+    "the_case, refused_by",
+    [
+        pytest.param(case(REBOOTED), [], id="all well"),
+        pytest.param(case(rebooted(lost=True)), ["nvml_answers"], id="lost"),
+        pytest.param(case({**REBOOTED, "missing": [{"source": "nvml", "why": "hangs"}]}), ["nvml_answers"], id="nvml hangs"),
+        pytest.param(case({**REBOOTED, "gpus": []}), ["nvml_answers"], id="no GPU: silence is not health"),
+        pytest.param(case(rebooted(uuid="GPU-2", pci_bus_id="0000:00:07.0")), ["nvml_answers"], id="another GPU answers"),
+        pytest.param(case(rebooted(recovery_action="gpu_reset")), ["recovery_action"], id="recovery action"),
+        pytest.param(case(rebooted(recovery_action=None)), ["recovery_action"], id="recovery action unread"),
+        pytest.param(case(rebooted(remapped_rows={"pending": True, "failure": False})), ["row_remap"], id="pending remap"),
+        pytest.param(case(rebooted(remapped_rows={"pending": False, "failure": True})), ["row_remap"], id="failed remap"),
+        pytest.param(case(rebooted(remapped_rows=None)), ["row_remap"], id="remap unread"),
+        pytest.param(case(rebooted(ecc={"uncorrected_volatile": 1, "uncorrected_aggregate": 3})), ["ecc"], id="volatile ECC"),
+        pytest.param(case(rebooted(ecc={"uncorrected_volatile": 0, "uncorrected_aggregate": 4})), ["ecc"], id="aggregate ECC grew"),
+        pytest.param(case(rebooted(ecc=None)), ["ecc"], id="ECC unread"),
+        pytest.param(case({**REBOOTED, "xids": [xid(79, "2026-01-01T02:00:00Z")]}), ["kernel_log"], id="fatal Xid after the repair"),
+        pytest.param(case({**REBOOTED, "xids": [xid(79, "2026-01-01T00:30:00Z")]}), [], id="fatal Xid before the repair"),
+        pytest.param(case({**REBOOTED, "xids": [xid(13, "2026-01-01T02:00:00Z")]}), [], id="application Xid"),
+        pytest.param(case({**REBOOTED, "xids": [xid(79, "2026-01-01T02:00:00Z", "0000:00:09.0")]}), [], id="another GPU's Xid"),
+        pytest.param(case(rebooted(processes=[{"name": "train", "pid": 7}])), ["holders"], id="a holder"),
+        pytest.param(case(rebooted(processes=[{"name": "dcgm", "pid": 7}]), allowed=["dcgm"]), [], id="an allowed holder"),
+        pytest.param(case(info(gpu())), ["repaired"], id="no reboot"),
+        pytest.param(case(info(gpu()), repair="restart_app"), [], id="no repair asked for"),
+        pytest.param(case(REBOOTED, prometheus_url="http://p"), ["prometheus"], id="a configured source that is missing"),
+    ],
+)
+def test_each_check_refuses_alone(the_case, refused_by):
+    results = checks(the_case)
+    assert failed(the_case) == refused_by
+    assert releasable(results) is not bool(refused_by)
+
+
+RESET = {"gpu_uuid": "GPU-1", "time": "2026-01-01T00:20:00Z"}
+
+
+@pytest.mark.parametrize(
+    "resets, refused_by",
+    [
+        pytest.param([RESET], [], id="recorded reset"),
+        pytest.param([{**RESET, "time": "2025-12-31T23:00:00Z"}], ["repaired"], id="reset before the incident"),
+        pytest.param([{**RESET, "gpu_uuid": "GPU-9"}], ["repaired"], id="reset of another GPU"),
+    ],
+)
+def test_a_recorded_reset_proves_a_reset(resets, refused_by):
+    assert failed(case(info(gpu()), repair="reset_gpu", resets=resets)) == refused_by
+
+
+def test_a_reset_does_not_prove_a_reboot():
+    assert failed(case(info(gpu()), repair="reboot_node", resets=[RESET])) == ["repaired"]
+
+
+@pytest.mark.parametrize("serial, refused_by", [("S1", ["repaired"]), ("S2", [])])
+def test_replace_wants_another_board_in_the_slot(serial, refused_by):
+    now = rebooted(serial=serial, uuid="GPU-1" if serial == "S1" else "GPU-2", ecc={"uncorrected_volatile": 0, "uncorrected_aggregate": 0})
+    assert failed(case(now, repair="replace")) == refused_by
+
+
+def test_node_scope_looks_at_every_gpu():
+    sick = gpu(uuid="GPU-2", pci_bus_id="0000:00:07.0", serial="S2", recovery_action="node_reboot")
+    now = info(gpu(), sick, boot="boot-2")
+    assert failed(case(copy.deepcopy(now), scope="gpu")) == []
+    assert failed(case(now, scope="node")) == ["recovery_action"]
+
+
+def test_a_source_that_is_not_configured_is_named_and_does_not_refuse():
+    [prometheus] = [check for check in checks(case(REBOOTED)) if check.name == "prometheus"]
+    assert prometheus.ok is None and prometheus.why == "not configured"
