@@ -1,0 +1,53 @@
+# `make help` lists the targets; everything runs from a bare clone and keeps what it installs in ~/.cache/gpuops (GPUOPS_CACHE).
+export PATH := $(CURDIR)/.ansible/venv/bin:$(PATH)
+export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.ansible/collections
+gate := @tests/tools/gate
+
+help: ## this list
+	@sed -n 's/^\([a-z][a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: ## install what the tests need (a second run takes a second)
+	@tests/tools/setup.sh test
+
+demo: ## two incidents from alert to release on simulated GPUs
+	@tests/tools/setup.sh demo
+	@ansible-playbook playbooks/demo.yml
+
+test: setup ## every gate, cheap ones first; logs in tests/output
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j2 --output-sync=target sanity units
+	@$(MAKE) --no-print-directory simulator
+	@$(MAKE) --no-print-directory integration
+
+lint: setup docs ## ruff, mypy --strict, ansible-lint, changelog and docs
+	$(gate) ruff ruff check
+	$(gate) format ruff format --check
+	$(gate) mypy mypy
+	$(gate) ansible-lint ansible-lint --offline
+	$(gate) changelog antsibull-changelog lint
+
+docs: setup ## check the documentation of modules and roles
+	$(gate) docs antsibull-docs lint-collection-docs --plugin-docs .
+
+sanity: setup ## ansible-test sanity on every Python found
+	$(gate) sanity tests/tools/sanity.sh
+
+units: setup ## unit tests with coverage, then on the oldest and newest ansible-core
+	@pytest tests/unit --cov --cov-report=
+	$(gate) coverage coverage report
+	$(gate) units-oldest env PYTHONPATH=.ansible/oldest-core pytest tests/unit
+	@[ ! -e .ansible/newest ] || tests/tools/gate units-newest .ansible/newest/bin/pytest tests/unit
+
+simulator: setup ## the simulated GPU node against the unmodified NVML bindings
+	@pytest tests/simulator
+
+integration: setup ## playbooks and modules on simulated nodes and a real Kubernetes API
+	@pytest tests/integration
+
+bench: setup ## measurements
+	@pytest tests/benchmarks
+
+clean: ## remove what was built here; the cache outside the checkout stays
+	rm -rf .ansible .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/output
+
+.PHONY: help setup demo test lint docs sanity units simulator integration bench clean
