@@ -8,11 +8,10 @@ rm -rf "$copy"
 mkdir -p "$copy"
 git ls-files -z --cached --others --exclude-standard --deduplicate | xargs -0 -r ls -d 2>/dev/null | tar -cf - -T - | tar -xf - -C "$copy"
 cd "$copy"
-# pyenv's python3.x commands answer only for versions that are switched on.
+# It clears the environment, so that pyenv's python3.x commands would answer only for the versions switched on: name their folders.
 if command -v pyenv >/dev/null; then
-    PYENV_VERSION=$(pyenv versions --bare | paste -sd:)
-    export PYENV_VERSION
+    PATH=$(dirname "$(command -v ansible-test)"):$(printf '%s:' "$(pyenv root)"/versions/3.*/bin)$PATH
 fi
-# An own home, because it holds our pip bootstrap; pip's settings and cache stay the user's.
-export PIP_CONFIG_FILE="${PIP_CONFIG_FILE:-$HOME/.config/pip/pip.conf}" PIP_CACHE_DIR="${PIP_CACHE_DIR:-$HOME/.cache/pip}"
+# Its home is ours, because it holds our pip bootstrap; pip's settings are the user's.
+ln -sfn "$HOME/.config" "$cache/home/.config"
 HOME=$cache/home exec ansible-test sanity --color no "$@"

@@ -45,10 +45,14 @@ missing=
 debian git 'command -v git'
 debian gcc 'command -v gcc'
 debian python3-venv 'test ! -x /usr/bin/python3 || /usr/bin/python3 -c "import ensurepip"; test -x /usr/bin/python3'
-debian python3-dev 'test -e "$(/usr/bin/python3 -c "import sysconfig; print(sysconfig.get_path(\"include\"))")/Python.h"'
-[ "$1" = demo ] || debian postgresql 'ls /usr/lib/postgresql/*/bin/initdb'
+debian python3-dev 'ls /usr/include/python3*/Python.h'
+if [ "$1" = test ]; then
+    debian postgresql 'ls /usr/lib/postgresql/*/bin/initdb'
+    debian shellcheck 'command -v shellcheck'
+fi
 if [ -n "$missing" ]; then
     say "Debian packages:$missing"
+    # shellcheck disable=SC2086 # several words on purpose
     { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $missing; } >"$cache/apt.log" 2>&1 9>&- || {
         tail -n 20 "$cache/apt.log"
         say "could not install$missing; install them by hand and start again"
@@ -126,3 +130,9 @@ PYTHON
     touch "$sanity/.done"
 fi
 link "$sanity/get_pip.py" "$cache/home/.ansible/test/cache/get_pip_$(echo $sanity_pip | tr . _).py"
+
+primed=$cache/sanity-primed-$lock
+if begin "$primed" "ansible-test's environments"; then
+    PATH=$venv/bin:$PATH tests/tools/sanity.sh --prime-venvs >"$primed/log" 2>&1 || { tail -n 20 "$primed/log"; exit 1; }
+    touch "$primed/.done"
+fi
