@@ -1,0 +1,190 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""gpusim: simulated GPU nodes on this machine. `python -m gpusim --help`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from . import build, kmsg
+from .node import MIB, Node, SimulatorError, nodes
+
+DEFAULT_ROOT = Path("/var/tmp/gpusim")
+EXAMPLES = """
+examples:
+  gpusim create gpu-1 --gpus 8                            a node with eight H200s
+  gpusim process gpu-1 start --gpu 3 --name train --memory-mib 4096
+  gpusim inject gpu-1 --gpu 3 xid 48                      event and kernel log line
+  gpusim inject gpu-1 --gpu 3 row-remap --failure
+  gpusim inject gpu-1 hang nvmlDeviceGetMemoryInfo --seconds forever
+  gpusim inventory > inventory.yml                        host entries for Ansible
+  gpusim reset gpu-1 --gpu 3 ; gpusim reboot gpu-1 ; gpusim destroy gpu-1
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "gpusim", description="GPU nodes without GPUs: a real NVML library, kernel log, device files and processes for each.",
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="folder of the simulated nodes (default: %(default)s)")
+    parser.add_argument("--cache", type=Path, default=build.default_cache(), help="where built libraries are kept (default: %(default)s)")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str, node: str | None = "NODE") -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        if node:
+            added.add_argument("node", metavar=node)
+        return added
+
+    create = command("create", "make a node; prints its folder")
+    create.add_argument("--model", default="h200-141", help="GPU model: h200-141 (default), h100-80, a100-40")
+    create.add_argument("--gpus", type=int, default=8, help="how many (default: 8)")
+    command("show", "print a node's state as JSON")
+    _inject_parser(command("inject", "put a fault in"))
+    _process_parser(command("process", "processes that hold GPUs"))
+    clear = command("clear", "take injected faults back")
+    clear.add_argument("--gpu", type=int, help="of this GPU only (default: all, and the node's own)")
+    reset = command("reset", "reset a GPU, recorded in the state and the kernel log; refused while a process holds it")
+    reset.add_argument("--gpu", type=int, required=True)
+    reset.add_argument("--force", action="store_true", help="even with processes on it")
+    command("reboot", "reboot the node: a new boot id, an empty kernel log, no process, no volatile fault")
+    command("destroy", "end its processes and remove all that was made for it")
+    inventory = command("inventory", "print host entries for Ansible (YAML)", node=None)
+    inventory.add_argument("nodes", nargs="*", metavar="NODE", help="default: all")
+    kubelet = command("kubelet", "play the kubelets' node side for the pods bound to simulated nodes, until SIGTERM or SIGINT", node=None)
+    kubelet.add_argument("--kubeconfig", required=True, type=Path)
+    kubelet.add_argument("--context")
+    return parser
+
+
+def _inject_parser(inject: argparse.ArgumentParser) -> None:
+    inject.add_argument("--gpu", type=int, help="index of the GPU (hang and no-permission: of the node when left out)")
+    faults = inject.add_subparsers(dest="fault", required=True, metavar="FAULT")
+    xid = faults.add_parser("xid", help="an Xid: NVML event and kernel log line")
+    xid.add_argument("code", type=int)
+    xid.add_argument("--text", help="what the line says (default: as drivers write this code)")
+    xid.add_argument("--pid", type=int)
+    xid.add_argument("--name", help="of the process")
+    action = faults.add_parser("recovery-action", help="the driver's own verdict (NVML field 230, Xid 154)")
+    action.add_argument("action", choices=list(kmsg.RECOVERY_TEXTS), type=lambda text: text.replace("-", "_").lower())
+    remap = faults.add_parser("row-remap", help="rows of memory remapped")
+    remap.add_argument("--correctable", type=int, default=0, metavar="N")
+    remap.add_argument("--uncorrectable", type=int, default=0, metavar="N")
+    remap.add_argument("--pending", action="store_true")
+    remap.add_argument("--failure", action="store_true")
+    ecc = faults.add_parser("ecc", help="ECC errors, volatile and aggregate")
+    ecc.add_argument("--corrected", type=int, default=0, metavar="N")
+    ecc.add_argument("--uncorrected", type=int, default=0, metavar="N")
+    faults.add_parser("temperature", help="of the GPU").add_argument("celsius", type=int)
+    faults.add_parser("lost", help="'GPU is lost' from every call")
+    hang = faults.add_parser("hang", help="a call does not return")
+    hang.add_argument("function", help="name of the NVML call, or `all`")
+    hang.add_argument("--seconds", default="forever", help="a number, or `forever` (default): until cleared")
+    faults.add_parser("no-permission", help="a call is refused").add_argument("function")
+    faults.add_parser("driver-not-loaded", help="as after rmmod nvidia")
+    faults.add_parser("log", help="any other line of the kernel log").add_argument("text")
+
+
+def _process_parser(process: argparse.ArgumentParser) -> None:
+    verbs = process.add_subparsers(dest="verb", required=True, metavar="VERB")
+    start = verbs.add_parser("start", help="start a real process, in a cgroup of its own; prints its pid")
+    start.add_argument("--gpu", type=int, action="append", required=True, help="index; may be given more than once")
+    start.add_argument("--name", default="train", help="its name and executable (default: %(default)s)")
+    start.add_argument("--memory-mib", type=int, default=1024, help="GPU memory on each GPU (default: %(default)s)")
+    start.add_argument("--cgroup", help="below the node's own (default: system.slice/NAME.service)")
+    start.add_argument("--ends", default="normal", help="on SIGTERM: normal | late:SECONDS | never (not on SIGKILL either)")
+    start.add_argument("--type", choices=["compute", "graphics", "mps"], default="compute")
+    for verb, text in (("grow", "it uses more GPU memory"), ("exit", "it ends now, also a `never`"), ("terminate", "send it SIGTERM")):
+        added = verbs.add_parser(verb, help=text)
+        added.add_argument("--pid", type=int, required=True)
+        if verb == "grow":
+            added.add_argument("--memory-mib", type=int, required=True, help="how much more")
+
+
+def _inject(node: Node, args: argparse.Namespace) -> None:
+    gpu = args.gpu
+    if args.fault == "hang":
+        node.hang(args.function, None if args.seconds == "forever" else float(args.seconds), gpu)
+    elif args.fault == "no-permission":
+        node.no_permission(args.function, gpu)
+    elif args.fault == "driver-not-loaded":
+        node.driver_not_loaded()
+    elif args.fault == "log":
+        node.log(args.text)
+    elif gpu is None:
+        raise SimulatorError(f"{args.fault} needs --gpu")
+    elif args.fault == "xid":
+        node.xid(gpu, args.code, args.text, args.pid, args.name)
+    elif args.fault == "recovery-action":
+        node.recovery_action(gpu, args.action)
+    elif args.fault == "row-remap":
+        node.row_remap(gpu, args.correctable, args.uncorrectable, args.pending, args.failure)
+    elif args.fault == "ecc":
+        node.ecc(gpu, args.corrected, args.uncorrected)
+    elif args.fault == "temperature":
+        node.temperature(gpu, args.celsius)
+    else:
+        node.lost(gpu)
+
+
+def _process(node: Node, args: argparse.Namespace) -> None:
+    if args.verb == "start":
+        print(node.start(args.gpu, args.name, args.memory_mib * MIB, args.cgroup, args.ends, args.type))
+    elif args.verb == "grow":
+        node.grow(args.pid, args.memory_mib * MIB)
+    elif args.verb == "exit":
+        node.exit(args.pid)
+    else:
+        node.terminate(args.pid)
+
+
+def inventory(chosen: list[Node]) -> str:
+    """Written by hand: JSON strings are YAML, and the interpreter of a node need not have a YAML library."""
+    lines = ["---", "all:", "  children:", "    gpu_nodes:", "      hosts:"]
+    for node in chosen:
+        lines.append(f"        {json.dumps(node.name)}:")
+        lines += [f"          {name}: {json.dumps(value)}" for name, value in node.host_variables().items()]
+    return "\n".join(lines)
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.command == "inventory":
+        print(inventory([Node(args.root, name, args.cache) for name in args.nodes] or nodes(args.root, args.cache)))
+        return
+    if args.command == "kubelet":
+        from .kubelet import serve  # needs the kubernetes client, which nothing else here does
+
+        serve(args.root, args.cache, args.kubeconfig, args.context)
+        return
+    node = Node(args.root, args.node, args.cache)
+    simple: dict[str, Any] = {
+        "clear": lambda: node.clear(args.gpu), "reset": lambda: node.reset(args.gpu, args.force), "reboot": node.reboot,
+        "destroy": node.destroy, "inject": lambda: _inject(node, args), "process": lambda: _process(node, args),
+        "show": lambda: print(json.dumps(node.summary(), indent=1)),
+    }  # fmt: skip
+    if args.command == "create":
+        node.create(args.model, args.gpus)
+        print(node.path)
+    else:
+        simple[args.command]()
+
+
+def main() -> int:
+    args = _parser().parse_args()
+    try:
+        run(args)
+    except (SimulatorError, RuntimeError, OSError, ValueError) as error:
+        print(f"gpusim: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
