@@ -1,0 +1,206 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""Writes nodes: taints, the incidents annotation and the cordon, by compare-and-swap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._converge import NotConverged, Outcome, Step, converge
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.client import CONNECTIONS, KubeApi, node_path
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import (
+    Conflict,
+    HumanOverride,
+    NodeGone,
+    NodeRecreated,
+    NotFound,
+    NotManaged,
+)
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.permit import Change, Permit
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import (
+    Node,
+    Taint,
+    Want,
+    parse_node,
+    part_of,
+    patch_of,
+    plan,
+    release_want,
+    same,
+    show,
+    spot_of,
+    wanted,
+)
+
+
+@dataclass(frozen=True)
+class NodeWriter:
+    """One node, which must be the one that was meant (`uid`) and ours to touch."""
+
+    api: KubeApi
+    permit: Permit
+    deadline: Deadline
+    uid: str | None = None
+    check_mode: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.permit.node
+
+    def read(self) -> Node:
+        try:
+            node = parse_node(self.api.get(node_path(self.name), self.deadline))
+        except NotFound:
+            raise NodeGone(f"node {self.name} does not exist") from None
+        if self.uid and node.uid != self.uid:
+            raise NodeRecreated(f"node {self.name} was recreated: its UID is {node.uid} now, not {self.uid}")
+        if not node.managed:
+            raise NotManaged(f"node {self.name} is labelled as not managed by this collection")
+        return node
+
+    def present(self, taints: Sequence[Taint] = (), cordon: bool = False) -> Outcome[Node]:
+        """Taint or cordon the node, and name the incident in its annotation."""
+        incident = self.permit.incident
+        parts: dict[str, Any] = {"taint/" + spot_of(taint): dict(taint) for taint in taints}
+        if cordon:
+            parts["cordon"] = True
+        want = Want({spot_of(taint): taint for taint in taints}, {incident.id: True} if incident else {}, cordon or None)
+        changes = self.permit.changes()
+        in_force = {part for part, change in changes.items() if change.status == "applied"}
+
+        def prepare() -> Callable[[Node], Want]:
+            return wanted_of
+
+        def wanted_of(node: Node) -> Want:
+            refuse_overridden(node, {part: value for part, value in parts.items() if part in in_force})
+            return want
+
+        def before_write(node: Node) -> None:
+            self.permit.check("taint", slot=True)
+            for part, value in parts.items():
+                change = self.permit.intend(part, part_of(node, part), value)
+                if change:
+                    changes[part] = change
+
+        outcome = self._settle(prepare, before_write, after_write=lambda: in_force.update(parts))
+        for part in parts if not self.check_mode else ():
+            if part in changes:
+                self.permit.applied(changes[part], part_of(outcome.after, part))
+        return outcome
+
+    def absent(self, taints: Sequence[Taint]) -> Outcome[Node]:
+        """Take the taints off, whoever put them there: an operator's own use, without an incident."""
+        want = Want({spot_of(taint): None for taint in taints})
+        return self._settle(lambda: lambda node: want, lambda node: self.permit.check("taint"))
+
+    def release(self) -> Outcome[Node]:
+        """Undo what the incident changed on this node, as far as no other incident wants it, to what was there before the first of them."""
+        incident = self.permit.incident
+        assert incident
+        mine = self.permit.changes()
+        to_undo: dict[str, Change] = {}
+
+        def prepare() -> Callable[[Node], Want]:
+            asked = False
+
+            def want(node: Node) -> Want:
+                nonlocal asked
+                if not asked:  # anew in each attempt and after the node was read: an incident that joined meanwhile keeps its taint
+                    asked = True
+                    to_undo.clear()
+                    to_undo.update(self._stop_wanting(mine))
+                return release_want(node, incident.id, {part: (change.before, change.wanted) for part, change in to_undo.items()})
+
+            return want
+
+        outcome = self._settle(prepare, lambda node: self.permit.check("release"))
+        for change in to_undo.values() if not self.check_mode else ():
+            self.permit.reverted(change)
+        return outcome
+
+    def _stop_wanting(self, mine: Mapping[str, Change]) -> dict[str, Change]:
+        if self.check_mode:
+            return {part: change for part, change in mine.items() if len(change.owners) < 2}
+        if mine:
+            self.permit.check("release")
+        return self.permit.disown(mine)
+
+    def _settle(
+        self,
+        prepare: Callable[[], Callable[[Node], Want]],
+        before_write: Callable[[Node], None],
+        after_write: Callable[[], None] = lambda: None,
+    ) -> Outcome[Node]:
+        """Read, plan, write, read again; from the start when somebody else wrote in between."""
+
+        def attempt() -> Outcome[Node]:
+            want = prepare()
+            seen: list[Node] = []
+
+            def read() -> Node:
+                seen.append(self.read())
+                return seen[-1]
+
+            def write(step: Step) -> None:
+                node = seen[-1]
+                before_write(node)
+                try:
+                    self.api.patch(node_path(self.name), patch_of(node, wanted(node, want(node))), self.deadline)
+                except NotFound:
+                    raise NodeGone(f"node {self.name} was deleted") from None
+                after_write()
+
+            return converge(
+                read,
+                lambda node: plan(node, want(node)),
+                lambda node, steps: wanted(node, want(node)),
+                write,
+                check_mode=self.check_mode,
+            )
+
+        return self.deadline.attempt(attempt, Conflict, NotConverged)
+
+
+def refuse_overridden(node: Node, in_force: Mapping[str, Any]) -> None:
+    """Raises when a change that was in force is gone: somebody undid it."""
+    for part, value in in_force.items():
+        if not same(part_of(node, part), value):
+            raise HumanOverride(f"somebody undid {part} on node {node.name}; it is not put back", part=part)
+
+
+def side_by_side(nodes: Sequence[Mapping[str, Any]], write: Callable[[Mapping[str, Any]], Outcome[Node]]) -> list[dict[str, Any]]:
+    """A result for each node: one node's trouble is its own."""
+
+    def one(node: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return {"name": node["name"], **write(node).result(show), "error": None, "error_kind": None}
+        except RemediationError as error:
+            failure = error.failure()
+            return {"name": node["name"], "changed": False, "error": failure.pop("msg"), **failure}
+
+    with ThreadPoolExecutor(max_workers=CONNECTIONS) as pool:
+        return list(pool.map(one, nodes))
+
+
+def summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The module's return values; with `msg` when a node failed."""
+    failed = [result for result in results if result["error"]]
+    kinds = {result["error_kind"] for result in failed}
+    diffs = [
+        {**result.pop("diff"), "before_header": result["name"], "after_header": result["name"]} for result in results if "diff" in result
+    ]
+    answer: dict[str, Any] = {"changed": any(result["changed"] for result in results), "nodes": list(results), "diff": diffs}
+    if failed:
+        told = "; ".join(f"{result['name']}: {result['error']}" for result in failed[:5])
+        answer["msg"] = f"{len(failed)} of {len(results)} nodes failed: {told}"
+        answer["error_kind"] = kinds.pop() if len(kinds) == 1 else "several"
+    return answer

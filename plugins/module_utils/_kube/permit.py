@@ -1,0 +1,103 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""What is asked, in this order, before anything is written: may we (ledger), is it still ours (lock), is there room (breaker), is it on record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable, Protocol
+
+
+class Change(Protocol):
+    """One row of the ledger: something that we altered, and who wants it so."""
+
+    id: Any
+    target: str
+    before: Any
+    wanted: Any
+    status: str
+    owners: Sequence[str]
+
+
+class Ledger(Protocol):
+    """What this package needs of the ledger."""
+
+    def authorize(self, incident_id: str, write: str) -> None: ...
+
+    def take_slot(self, incident_id: str, node: str, groups: Mapping[str, Any]) -> None: ...
+
+    def intend(self, incident_id: str, target: str, before: Any, wanted: Any) -> Change: ...
+
+    def applied(self, change_id: Any, after: Any) -> None: ...
+
+    def disown(self, incident_id: str, target: str) -> Change: ...
+
+    def reverted(self, change_id: Any) -> None: ...
+
+    def changes(self, incident_id: str) -> Sequence[Change]: ...
+
+
+@dataclass(frozen=True)
+class Incident:
+    """On whose behalf a node is written."""
+
+    id: str
+    ledger: Ledger
+    groups: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Permit:
+    """Asked before each write to one node. An operator's own use has neither incident nor, usually, lock.
+
+    Changes are named here by their part of the node: `taint/<key>:<effect>` or `cordon`.
+    """
+
+    node: str
+    incident: Incident | None = None
+    renew_lock: Callable[[], object] | None = None
+
+    def check(self, write: str, *, slot: bool = False) -> None:
+        """Raises whatever forbids this write now."""
+        if self.incident:
+            self.incident.ledger.authorize(self.incident.id, write)
+        if self.renew_lock:
+            self.renew_lock()
+        if self.incident and slot:
+            self.incident.ledger.take_slot(self.incident.id, self.node, self.incident.groups)
+
+    def changes(self) -> dict[str, Change]:
+        """What this incident has changed on this node."""
+        if not self.incident:
+            return {}
+        found = {change.target: change for change in self.incident.ledger.changes(self.incident.id) if change.status != "reverted"}
+        prefix = self._target("")
+        return {target[len(prefix) :]: change for target, change in found.items() if target.startswith(prefix)}
+
+    def intend(self, part: str, before: Any, wanted: Any) -> Change | None:
+        if not self.incident:
+            return None
+        return self.incident.ledger.intend(self.incident.id, self._target(part), before, wanted)
+
+    def applied(self, change: Change, after: Any) -> None:
+        if self.incident and change.status == "intended":
+            self.incident.ledger.applied(change.id, after)
+
+    def disown(self, parts: Iterable[str]) -> dict[str, Change]:
+        """Stop wanting these changes; those that nobody else wants are ours to undo."""
+        if not self.incident:
+            return {}
+        left = {part: self.incident.ledger.disown(self.incident.id, self._target(part)) for part in parts}
+        return {part: change for part, change in left.items() if not change.owners}
+
+    def reverted(self, change: Change) -> None:
+        if self.incident:
+            self.incident.ledger.reverted(change.id)
+
+    def _target(self, part: str) -> str:
+        return f"node/{self.node}/{part}"

@@ -1,0 +1,156 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""An API server in memory, a ledger in memory and a clock that only moves when somebody sleeps: what the Kubernetes units run against."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+from typing import Any, Callable
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.client import KubeApi
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import Conflict, NotFound
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.on_sleep: Callable[[], None] = lambda: None
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        self.on_sleep()
+
+    def deadline(self, seconds: float = 30) -> Deadline:
+        return Deadline(seconds, lambda: self.time, self.sleep)
+
+
+class FakeApi(KubeApi):
+    """Objects by path; writes are compare-and-swap. `before` is called with each request and may write, or raise what a server would answer."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.requests: list[tuple[str, str, Any]] = []
+        self.before: Callable[[str, str, Any], Any] = lambda method, path, body: None
+        self._clock = clock or Clock()
+        self._versions = itertools.count(1)
+        self._lock = threading.RLock()
+
+    def now(self) -> float:
+        return 1_000_000.0 + self._clock.time
+
+    def put(self, path: str, thing: dict[str, Any]) -> dict[str, Any]:
+        """What any other client writes."""
+        thing = copy.deepcopy(thing)
+        thing["metadata"]["resourceVersion"] = str(next(self._versions))
+        thing["metadata"].setdefault("uid", f"uid-{thing['metadata']['name']}")
+        self.objects[path] = thing
+        return copy.deepcopy(thing)
+
+    def writes(self) -> list[tuple[str, str, Any]]:
+        return [request for request in self.requests if request[0] != "GET"]
+
+    def request(self, method: str, path: str, deadline: Deadline, body: Any = None, query: Any = None) -> dict[str, Any]:
+        with self._lock:
+            self.requests.append((method, path, copy.deepcopy(body)))
+            answer = self.before(method, path, body)
+            if answer is not None:
+                return answer
+            if method == "GET" and path not in self.objects and path.endswith("pods"):
+                return {"items": copy.deepcopy([thing for where, thing in self.objects.items() if "/pods/" in where])}
+            if method == "POST":
+                path += "/" + body["metadata"]["name"]
+                if path in self.objects:
+                    raise Conflict(f"{path}: already exists", status=409)
+                return self.put(path, body)
+            if path not in self.objects:
+                raise NotFound(f"{path}: not found", status=404)
+            if method in ("PATCH", "PUT"):
+                thing = self.objects[path]
+                if body["metadata"]["resourceVersion"] != thing["metadata"]["resourceVersion"]:
+                    raise Conflict(f"{path}: the object has been modified", status=409)
+                self.put(path, merge(thing, body) if method == "PATCH" else body)
+            return copy.deepcopy(self.objects[path])
+
+
+def merge(thing: Any, patch: Any) -> Any:
+    """RFC 7396."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(thing) if isinstance(thing, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = merge(merged.get(key), value)
+    return merged
+
+
+class FakeChange:
+    def __init__(self, number: int, target: str, before: Any, wanted: Any) -> None:
+        self.id = number
+        self.target = target
+        self.before = before
+        self.wanted = wanted
+        self.after: Any = None
+        self.status = "intended"
+        self.owners: list[str] = []
+        self.past_owners: set[str] = set()
+
+
+class FakeLedger:
+    """The changes as the contract says; `asked` is the order of everything, `refuse` raises in its place."""
+
+    def __init__(self) -> None:
+        self.rows: list[FakeChange] = []
+        self.asked: list[Any] = []
+        self.refuse: dict[str, Exception] = {}
+
+    def _ask(self, what: str, *arguments: Any) -> None:
+        self.asked.append((what, *arguments))
+        if what in self.refuse:
+            raise self.refuse[what]
+
+    def _open(self, target: str) -> FakeChange | None:
+        return next((row for row in self.rows if row.target == target and row.status != "reverted"), None)
+
+    def authorize(self, incident_id: str, write: str) -> None:
+        self._ask("authorize", incident_id, write)
+
+    def take_slot(self, incident_id: str, node: str, groups: Any) -> None:
+        self._ask("take_slot", incident_id, node)
+
+    def intend(self, incident_id: str, target: str, before: Any, wanted: Any) -> FakeChange:
+        self._ask("intend", incident_id, target)
+        row = self._open(target)
+        if row is None:
+            row = FakeChange(len(self.rows), target, before, wanted)
+            self.rows.append(row)
+        if incident_id not in row.owners:
+            row.owners.append(incident_id)
+        return row
+
+    def applied(self, change_id: Any, after: Any) -> None:
+        self._ask("applied", change_id)
+        self.rows[change_id].status = "applied"
+        self.rows[change_id].after = after
+
+    def disown(self, incident_id: str, target: str) -> FakeChange:
+        self._ask("disown", incident_id, target)
+        row = self._open(target)
+        assert row is not None
+        if incident_id in row.owners:
+            row.owners.remove(incident_id)
+            row.past_owners.add(incident_id)
+        return row
+
+    def reverted(self, change_id: Any) -> None:
+        self._ask("reverted", change_id)
+        self.rows[change_id].status = "reverted"
+
+    def changes(self, incident_id: str) -> list[FakeChange]:
+        return [row for row in self.rows if incident_id in {*row.owners, *row.past_owners}]
