@@ -55,7 +55,7 @@ def path(kind: str, name: str = "", namespace: str = "default") -> str:
 class Api:
     def __init__(self, kubeconfig: Path) -> None:
         config = yaml.safe_load(kubeconfig.read_text())
-        self.server = config["clusters"][0]["cluster"]["server"]
+        self.server: str = config["clusters"][0]["cluster"]["server"]
         authority = base64.b64decode(config["clusters"][0]["cluster"]["certificate-authority-data"]).decode()
         self.token = config["users"][0]["user"]["token"]
         self._tls = ssl.create_default_context(cadata=authority)
@@ -71,6 +71,8 @@ class Api:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             raise ApiError(f"{method} {where}", error.code, error.read().decode(errors="replace")[:2000]) from None
+        except urllib.error.URLError as error:
+            raise error.reason if isinstance(error.reason, OSError) else error from None  # TimeoutError, ConnectionRefusedError
         return json.loads(text) if text.startswith(b"{") else text.decode()
 
     def get(self, kind: str, name: str, namespace: str = "default") -> Json:
@@ -83,10 +85,14 @@ class Api:
     def create(self, kind: str, body: Json, namespace: str = "default") -> Json:
         return self.request("POST", path(kind, namespace=body["metadata"].get("namespace", namespace)), body)  # type: ignore[no-any-return]
 
-    def patch(self, kind: str, name: str, body: Json, namespace: str = "default", subresource: str = "") -> Json:
+    def patch(
+        self, kind: str, name: str, body: Json, namespace: str = "default", subresource: str = "", timeout_seconds: float = 30
+    ) -> Json:
         """A merge patch; a resourceVersion in it makes it a compare-and-swap."""
         where = path(kind, name, namespace) + (f"/{subresource}" if subresource else "")
-        return self.request("PATCH", where, body, content_type="application/merge-patch+json")  # type: ignore[no-any-return]
+        return self.request(  # type: ignore[no-any-return]
+            "PATCH", where, body, content_type="application/merge-patch+json", timeout_seconds=timeout_seconds
+        )
 
     def delete(self, kind: str, name: str, namespace: str = "default", **query: str) -> None:
         """One object that may be gone already; all of them if the name is empty."""

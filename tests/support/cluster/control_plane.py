@@ -16,10 +16,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from cluster import api, certificate
+from cluster import api, audit, certificate
 from cluster.api import Api, ApiError
 from cluster.errors import ClusterError
 from cluster.objects import DEAD_LABEL, Objects
@@ -50,6 +51,8 @@ class Cluster:
         self.kubeconfig = self.directory / "kubeconfig"  # the collection's own account: what the code under test gets
         self.admin_kubeconfig = self.directory / "admin.kubeconfig"
         self.audit_log = self.directory / "audit.log"
+        self.key = self.directory / "key.pem"
+        self.certificate = self.directory / "certificate.pem"
         self.components = {name: Component(name, self.directory) for name in COMPONENTS}
         self._flags = flags or {}
         self._detached = detached
@@ -124,6 +127,10 @@ class Cluster:
         except (ApiError, OSError):
             return False
 
+    def audit(self, **matching: Any) -> list[audit.Entry]:
+        """What was asked of this API server; see `audit.read`."""
+        return audit.read(self.audit_log, **matching)
+
     def _end(self, names: Iterable[str]) -> None:
         for name in reversed(list(names)):
             self[name].end()
@@ -137,12 +144,8 @@ class Cluster:
         for file in (*self.directory.glob("*.log"), *self.directory.glob("*.kubeconfig"), self.kubeconfig):
             file.unlink(missing_ok=True)
 
-    @property
-    def _certificate(self) -> Path:
-        return self.directory / "certificate.pem"
-
     def _configure(self, found: Mapping[str, Path], port: int) -> None:
-        certificate.write(self.directory / "key.pem", self._certificate)
+        certificate.write(self.key, self.certificate)
         tokens = {name: secrets.token_hex(16) for name in CLIENTS}
         rows = self.directory / "tokens.csv"
         rows.touch(mode=0o600)
@@ -150,11 +153,11 @@ class Cluster:
         for name, token in tokens.items():
             self._write_kubeconfig(self.directory / f"{name}.kubeconfig", f"https://127.0.0.1:{port}", token)
         for name, flags in self._commands(port).items():
-            command = [found[name], *flags, *self._flags.get(name, ())]
+            command = [str(found[name]), *flags, *self._flags.get(name, ())]
             self.components[name] = Component(name, self.directory, command, detached=self._detached)
 
     def _write_kubeconfig(self, file: Path, server: str, token: str) -> None:
-        authority = base64.b64encode(self._certificate.read_bytes()).decode()
+        authority = base64.b64encode(self.certificate.read_bytes()).decode()
         file.touch(mode=0o600)
         file.write_text(
             yaml.safe_dump(

@@ -24,9 +24,9 @@ class Component:
     `detached` is killed by the kernel when the thread that started it ends: a test run that is killed leaves nothing behind.
     """
 
-    def __init__(self, name: str, directory: Path, command: Sequence[str | Path] = (), *, detached: bool = True) -> None:
+    def __init__(self, name: str, directory: Path, command: Sequence[str] = (), *, detached: bool = True) -> None:
         self.name = name
-        self.command = [*([] if detached else ["setpriv", "--pdeathsig", "KILL"]), *map(str, command)]
+        self.command = [*([] if detached else ["setpriv", "--pdeathsig", "KILL"]), *command]
         self.directory = directory
         self.log = directory / f"{name}.log"
         self._pid_file = directory / f"{name}.pid"
@@ -42,14 +42,14 @@ class Component:
             self._child = subprocess.Popen(
                 self.command, cwd=self.directory, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        self._pid_file.write_text(f"{self._child.pid} {_start_ticks(self._child.pid)}\n")
+        self._pid_file.write_text(f"{self._child.pid} {start_ticks(self._child.pid)}\n")
 
     @property
     def pid(self) -> int | None:
         """The pid, while the process that we started is alive."""
         with suppress(OSError, ValueError):
             pid, ticks = map(int, self._pid_file.read_text().split())
-            if _start_ticks(pid) == ticks:
+            if start_ticks(pid) == ticks:
                 return pid
         return None
 
@@ -106,7 +106,7 @@ class Component:
         os.kill(pid, which)
 
 
-def _start_ticks(pid: int) -> int | None:
+def start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None for one that is gone or only waits to be reaped."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
