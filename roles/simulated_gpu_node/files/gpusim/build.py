@@ -77,13 +77,24 @@ def holder(cache: Path) -> Path:
     return target if target.exists() else _into_cache(target, "holder", "gcc", "-O1", "-Wall", HERE / "holder.c")
 
 
+def _declarations() -> tuple[list[str], list[str]]:
+    """nvml.h without its comments: types, and calls."""
+    text = re.sub(r"/\*.*?\*/", "", (HERE / "nvml.h").read_text(encoding="utf-8"), flags=re.DOTALL)
+    types: list[str] = []
+    calls: list[str] = []
+    for line in text.strip().splitlines():
+        (calls if line.startswith("nvmlReturn_t nvml") else types).append(line)
+    return types, calls
+
+
+def symbols() -> list[str]:
+    return [call.split()[1].partition("(")[0] for call in _declarations()[1]]
+
+
 def _emit(source: Path) -> None:
     import cffi  # only who builds needs it
 
-    declarations = re.sub(r"/\*.*?\*/", "", (HERE / "nvml.h").read_text(encoding="utf-8"), flags=re.DOTALL)
-    types, calls = [], []
-    for line in declarations.strip().splitlines():
-        (calls if line.startswith("nvmlReturn_t nvml") else types).append(line)
+    types, calls = _declarations()
     ffi = cffi.FFI()
     ffi.embedding_api("\n".join(types))
     # "Python+C" makes them public symbols under their real names.
@@ -92,7 +103,9 @@ def _emit(source: Path) -> None:
     cases = "".join(f'case {code}: return "{text}"; ' for code, text in ERROR_STRINGS.items())
     ffi.set_source(
         "_gpusim_nvml",
-        "#define _GNU_SOURCE\n#include <dlfcn.h>\n" + "\n".join(types) + f"""
+        "#define _GNU_SOURCE\n#include <dlfcn.h>\n"
+        + "\n".join(types)
+        + f"""
         static const char *gpusim_library_path(void) {{ Dl_info info; return dladdr((void *)gpusim_library_path, &info) ? info.dli_fname : ""; }}
         const char *nvmlErrorString(nvmlReturn_t code) {{ switch (code) {{ {cases} default: return "Unknown Error"; }} }}
         """,

@@ -4,9 +4,9 @@
  *
  * A process on a GPU: joins a cgroup, opens device files, tells its pid, and waits.
  *   holder CGROUP_PROCS ENDS DEVICE...      ENDS: normal | late:SECONDS | never
- * SIGTERM ends it at once, after that many seconds, or not at all. SIGKILL ends it too, unless it is `never`: then a supervisor traces
- * it and holds it at the door of its exit, device files still open, as a driver does that cannot tear a client down. Whoever ends the
- * supervisor (the second number printed) lets it go.
+ * SIGTERM ends it at once, after that many seconds, or not at all. SIGKILL ends it too, unless it is `never`: then its supervisor traces
+ * it and holds it at the door of its exit, device files still open, as a driver does that cannot tear a client down. Whoever ends that
+ * supervisor (the second number printed, else 0) lets it go.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -62,6 +62,7 @@ static void hold(char **argv, int never, const int *release, int ready) {
         pause();
 }
 
+/* Reaps the holder at once, whatever init does; while it traces, it also decides when the holder is gone. */
 static void supervise(pid_t pid) {
     int status;
     while (waitpid(pid, &status, __WALL) == pid && WIFSTOPPED(status)) {
@@ -83,15 +84,15 @@ int main(int argc, char **argv) {
     if (argc < 3 || pipe2(release, O_CLOEXEC) || pipe2(ready, O_CLOEXEC))
         error(2, errno, "usage: holder CGROUP_PROCS normal|late:SECONDS|never DEVICE...");
     int never = !strcmp(argv[2], "never");
-    if (never && fork()) { /* the supervisor is a child of init, like the holder of the other kinds */
+    if (fork()) {
         close(ready[1]);
         return read(ready[0], &byte, 1) == 1 ? 0 : 1;
     }
     setsid();
+    close(ready[0]);
     pid_t pid = fork();
     if (pid == 0) {
         setsid();
-        close(ready[0]);
         hold(argv, never, release, ready[1]);
     }
     if (never && ptrace(PTRACE_SEIZE, pid, 0, PTRACE_O_TRACEEXIT | PTRACE_O_EXITKILL))
@@ -99,13 +100,10 @@ int main(int argc, char **argv) {
     printf("%d %d\n", pid, never ? getpid() : 0);
     fflush(stdout);
     close(ready[1]);
-    if (never) {
-        if (write(release[1], "+", 1) != 1)
-            return 1;
-        prctl(PR_SET_NAME, "gpusim-hold");
-        detach();
-        supervise(pid);
-        return 0;
-    }
-    return read(ready[0], &byte, 1) == 1 ? 0 : 1;
+    if (never && write(release[1], "+", 1) != 1)
+        return 1;
+    prctl(PR_SET_NAME, "gpusim-hold");
+    detach();
+    supervise(pid);
+    return 0;
 }

@@ -18,7 +18,7 @@ from typing import Any, Optional
 
 from _gpusim_nvml import ffi, lib  # the cffi module inside the shared library
 
-from .state import StateFile, is_alive
+from .state import StateFile, call_name, is_alive
 
 CODES = {
     "UNINITIALIZED": 1, "INVALID_ARGUMENT": 2, "NOT_SUPPORTED": 3, "NO_PERMISSION": 4, "NOT_FOUND": 6, "INSUFFICIENT_SIZE": 7,
@@ -85,13 +85,15 @@ def _gpu_faults(name: str, index: int) -> None:
         _faults(name, lambda: STATE.read()["gpus"][index]["faults"])
 
 
-def _entry(name: str, answer: Callable[..., None], takes_device: bool) -> Callable[..., int]:
+def _entry(symbol: str, answer: Callable[..., None], takes_device: bool) -> Callable[..., int]:
+    name = call_name(symbol)
+
     def call(*args: Any) -> int:
         try:
             _faults(name, lambda: STATE.read()["faults"])
             if STATE.read()["faults"]["driver_not_loaded"]:
                 raise NvmlError("DRIVER_NOT_LOADED")
-            if not initialised and not name.startswith("nvmlInit"):
+            if not initialised and name != "nvmlInit":
                 raise NvmlError("UNINITIALIZED")
             if takes_device:
                 _gpu_faults(name, _device_index(args[0]))
@@ -192,8 +194,8 @@ def nvmlDeviceGetCount_v2(count: Any) -> None:
 nvmlDeviceGetCount = nvmlDeviceGetCount_v2
 
 
-def _hand_out(device: Any, index: int) -> None:
-    _gpu_faults("nvmlDeviceGetHandle", index)
+def _hand_out(device: Any, index: int, name: str) -> None:
+    _gpu_faults(name, index)
     if STATE.read()["gpus"][index]["lost"]:
         raise NvmlError("GPU_IS_LOST")
     device[0] = ffi.cast("nvmlDevice_t", index + 1)
@@ -202,27 +204,27 @@ def _hand_out(device: Any, index: int) -> None:
 def nvmlDeviceGetHandleByIndex_v2(index: int, device: Any) -> None:
     if index >= len(STATE.read()["gpus"]):
         raise NvmlError("INVALID_ARGUMENT")
-    _hand_out(device, index)
+    _hand_out(device, index, "nvmlDeviceGetHandleByIndex")
 
 
 nvmlDeviceGetHandleByIndex = nvmlDeviceGetHandleByIndex_v2
 
 
-def _by(matches: Callable[[dict[str, Any]], bool], device: Any) -> None:
+def _by(name: str, matches: Callable[[dict[str, Any]], bool], device: Any) -> None:
     for index, gpu in enumerate(STATE.read()["gpus"]):
         if matches(gpu):
-            return _hand_out(device, index)
+            return _hand_out(device, index, name)
     raise NvmlError("NOT_FOUND")
 
 
 def nvmlDeviceGetHandleByUUID(uuid: Any, device: Any) -> None:
     wanted = ffi.string(uuid).decode(errors="replace")
-    _by(lambda gpu: gpu["uuid"] == wanted, device)
+    _by("nvmlDeviceGetHandleByUUID", lambda gpu: gpu["uuid"] == wanted, device)
 
 
 def nvmlDeviceGetHandleBySerial(serial: Any, device: Any) -> None:
     wanted = ffi.string(serial).decode(errors="replace")
-    _by(lambda gpu: gpu["serial"] == wanted, device)
+    _by("nvmlDeviceGetHandleBySerial", lambda gpu: gpu["serial"] == wanted, device)
 
 
 def nvmlDeviceGetHandleByPciBusId_v2(address: Any, device: Any) -> None:
@@ -231,7 +233,7 @@ def nvmlDeviceGetHandleByPciBusId_v2(address: Any, device: Any) -> None:
         wanted = "%04x:%02x:%s" % (int(domain[0], 16) if domain else 0, int(bus, 16), slot.lower())
     except (ValueError, IndexError):
         raise NvmlError("INVALID_ARGUMENT") from None
-    _by(lambda gpu: gpu["pci_bus_id"] in (wanted, wanted + ".0"), device)
+    _by("nvmlDeviceGetHandleByPciBusId", lambda gpu: gpu["pci_bus_id"] in (wanted, wanted + ".0"), device)
 
 
 nvmlDeviceGetHandleByPciBusId = nvmlDeviceGetHandleByPciBusId_v2

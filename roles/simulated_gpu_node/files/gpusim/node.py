@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import time
 import uuid
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import build, kmsg, process
-from .state import StateFile, is_alive, start_ticks
+from .state import StateFile, call_name, is_alive, start_ticks
 
 MODELS = Path(__file__).parent / "models"
 MIB = 1 << 20
@@ -253,15 +252,22 @@ class Node:
 
     def hang(self, function: str, seconds: float | None, index: int | None = None) -> None:
         with self.change() as state:
-            self._faults(state, index)["hang"][function] = seconds
+            self._faults(state, index)["hang"][self._call(function)] = seconds
 
     def no_permission(self, function: str, index: int | None = None) -> None:
         with self.change() as state:
-            self._faults(state, index)["no_permission"].append(function)
+            self._faults(state, index)["no_permission"].append(self._call(function))
 
     def driver_not_loaded(self) -> None:
         with self.change() as state:
             state["faults"]["driver_not_loaded"] = True
+
+    @staticmethod
+    def _call(function: str) -> str:
+        name = call_name(function)
+        if name != "all" and name not in {call_name(symbol) for symbol in build.symbols()}:
+            raise SimulatorError(f"the library has no call {function}")
+        return name
 
     def _faults(self, state: dict[str, Any], index: int | None) -> dict[str, Any]:
         faults: dict[str, Any] = (state if index is None else self._select(state, index))["faults"]
@@ -281,7 +287,14 @@ class Node:
     # -- processes -----------------------------------------------------------------------------------------------------
 
     def start(
-        self, gpus: list[int], name: str, memory_bytes: int, cgroup: str | None = None, ends: str = "normal", kind: str = "compute", pod: str | None = None
+        self,
+        gpus: list[int],
+        name: str,
+        memory_bytes: int,
+        cgroup: str | None = None,
+        ends: str = "normal",
+        kind: str = "compute",
+        pod: str | None = None,
     ) -> int:
         """Start a process on some GPUs and enter it into NVML; returns its pid."""
         if "/" in name or not name:
@@ -295,8 +308,14 @@ class Node:
             program = self.path / "bin" / name  # a file of its own: what runs is told apart by executable too
             if not program.exists():
                 build.copy(build.holder(self.cache), program)
-            devices = [self.path / "dev" / device for device in ("nvidiactl", *(f"nvidia{state['gpus'][index]['minor']}" for index in gpus))]
-            pid, supervisor = process.start(program, leaf, ends, devices)
+            devices = [
+                self.path / "dev" / device for device in ("nvidiactl", *(f"nvidia{state['gpus'][index]['minor']}" for index in gpus))
+            ]
+            try:
+                pid, supervisor = process.start(program, leaf, ends, devices)
+            except RuntimeError:
+                process.remove_cgroups(leaf, self.cgroups)
+                raise
             state["processes"].append({
                 "pid": pid, "start_ticks": start_ticks(pid), "supervisor": supervisor, "supervisor_ticks": start_ticks(supervisor) if supervisor else None,
                 "name": name, "executable": str(program), "type": kind, "gpus": gpus, "memory_bytes": memory_bytes, "gi": None, "ci": None,

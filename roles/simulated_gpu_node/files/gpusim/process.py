@@ -34,7 +34,6 @@ def start(program: Path, cgroup: Path, ends: str, devices: Iterable[Path]) -> tu
     # From the root, and with nothing of ours open: it outlives us, and must not keep a terminal or a pipe of our caller busy.
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd="/")
     if done.returncode:
-        remove_cgroups(cgroup, cgroup.parent)
         raise RuntimeError(f"could not start {program.name}: {done.stderr.strip()}")
     pid, supervisor = done.stdout.split()
     return int(pid), int(supervisor)
@@ -73,8 +72,9 @@ def _signal(pid: int, ticks: int, number: int) -> None:
             os.close(handle)
 
 
-def remove_cgroups(leaf: Path, top: Path) -> None:
+def remove_cgroups(leaf: Path, top: Path, seconds: float = 1) -> None:
     """Remove an empty cgroup and its empty parents below `top`; one that is in use stays, and so do its parents."""
+    until = time.monotonic() + seconds
     while leaf != top and top in leaf.parents:
         try:
             leaf.rmdir()
@@ -83,18 +83,25 @@ def remove_cgroups(leaf: Path, top: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
                 raise
-            return
+            if next(leaf.glob("*/"), None) or _processes(leaf) or time.monotonic() > until:
+                return
+            time.sleep(0.01)  # it stays busy for a moment after its last process
+            continue
         leaf = leaf.parent
 
 
+def _processes(cgroup: Path) -> list[str]:
+    return (cgroup / "cgroup.procs").read_text(encoding="ascii").split()
+
+
 def remove_tree(top: Path, seconds: float = 5) -> None:
-    """Remove a cgroup with all below it. A cgroup stays busy for a moment after its last process is gone."""
+    """Remove a cgroup with all below it; it must have no processes (any more)."""
     until = time.monotonic() + seconds
-    for path in sorted(top.rglob("*/"), reverse=True) + [top]:
+    for path in [*sorted(top.rglob("*/"), reverse=True), top]:
         while path.is_dir():
             try:
                 path.rmdir()
             except OSError as error:
                 if error.errno != errno.EBUSY or time.monotonic() > until:
-                    raise RuntimeError(f"cgroup {path} cannot be removed, it holds {(path / 'cgroup.procs').read_text().split()}") from error
+                    raise RuntimeError(f"cgroup {path} cannot be removed: it holds {_processes(path)}") from error
                 time.sleep(0.01)

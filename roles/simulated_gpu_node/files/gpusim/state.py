@@ -13,9 +13,15 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from typing import Any, Optional
+
+
+def call_name(symbol: str) -> str:
+    """What people call an NVML function: without the version in its symbol, and one name for all ways to initialise."""
+    return "nvmlInit" if symbol.startswith("nvmlInit") else re.sub(r"_v\d+$", "", symbol)
 
 
 class StateFile:
