@@ -85,7 +85,7 @@ int main(int argc, char **argv) {
         error(2, errno, "usage: holder CGROUP_PROCS normal|late:SECONDS|never DEVICE...");
     int never = !strcmp(argv[2], "never");
     if (fork()) {
-        close(ready[1]);
+        close(ready[1]); /* so that the read ends when both others are gone, which is when a start has failed */
         return read(ready[0], &byte, 1) == 1 ? 0 : 1;
     }
     setsid();
@@ -99,7 +99,6 @@ int main(int argc, char **argv) {
         error(1, errno, "cannot trace %d", pid);
     printf("%d %d\n", pid, never ? getpid() : 0);
     fflush(stdout);
-    close(ready[1]);
     if (never && write(release[1], "+", 1) != 1)
         return 1;
     prctl(PR_SET_NAME, "gpusim-hold");
