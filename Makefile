@@ -14,12 +14,12 @@ demo: ## two incidents from alert to release on simulated GPUs
 	@ansible-playbook playbooks/demo.yml
 
 test: setup ## every gate, cheap ones first; logs in tests/output
-	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory lint docs
 	@$(MAKE) --no-print-directory -j2 --output-sync=target sanity units
 	@$(MAKE) --no-print-directory simulator
 	@$(MAKE) --no-print-directory integration
 
-lint: setup docs ## ruff, mypy --strict, ansible-lint, changelog and docs
+lint: setup ## ruff, mypy --strict, ansible-lint, changelog
 	$(gate) ruff ruff check
 	$(gate) format ruff format --check
 	$(gate) mypy mypy
@@ -33,7 +33,7 @@ sanity: setup ## ansible-test sanity on every Python found
 	$(gate) sanity tests/tools/sanity.sh
 
 units: setup ## unit tests with coverage, then on the oldest and newest ansible-core
-	@pytest tests/unit --cov --cov-report=
+	@pytest tests/unit --cov --cov-report= --cov-fail-under=0
 	$(gate) coverage coverage report
 	$(gate) units-oldest env PYTHONPATH=.ansible/oldest-core pytest tests/unit
 	@[ ! -e .ansible/newest ] || tests/tools/gate units-newest .ansible/newest/bin/pytest tests/unit
