@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.recovery import recovery_from_text
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.times import UTC, parse_time, show_time
 
-Event = Dict[str, Any]
+Event = dict[str, Any]
 
 _LONGEST = 8192  # the kernel's own limit is far below; what is longer is no kernel record and is cut
 
@@ -41,7 +42,10 @@ _PREFIX = re.compile(
 
 # --- the driver's messages ---
 _XID = re.compile(r"NVRM:\s+Xid\s*\((?P<where>[^)]{0,200})\)\s*:\s*(?P<code>[0-9]{1,6})(?![0-9A-Za-z])[,\s]*(?P<text>.*)", re.DOTALL)
-_SXID = re.compile(r"nvidia-nvswitch[0-9]{0,4}:?\s+SXid\s*\((?P<where>[^)]{0,200})\)\s*:\s*(?P<code>[0-9]{1,6})(?![0-9A-Za-z])[,\s]*(?P<text>.*)", re.DOTALL)
+_SXID = re.compile(
+    r"nvidia-nvswitch[0-9]{0,4}:?\s+SXid\s*\((?P<where>[^)]{0,200})\)\s*:\s*(?P<code>[0-9]{1,6})(?![0-9A-Za-z])[,\s]*(?P<text>.*)",
+    re.DOTALL,
+)
 _LOST = re.compile(r"NVRM:\s+(?P<text>[^\n]{0,300}\bfallen off the bus\b.*)", re.DOTALL)
 _PCI = re.compile(r"(?<![0-9a-fA-F])([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?(?![0-9a-fA-F])")
 _INSTANCE = re.compile(r"\bGPU-(CI|I):\s*([0-9]{1,5})")
@@ -63,7 +67,7 @@ def normalize_pci(text: Any) -> Optional[str]:
     if found is None:
         return None
     domain, bus, device, function = found.groups()
-    return "{0:04x}:{1}:{2}.{3}".format(int(domain, 16), bus.lower(), device.lower(), function or "0")
+    return "{:04x}:{}:{}.{}".format(int(domain, 16), bus.lower(), device.lower(), function or "0")
 
 
 def parse_line(text: Any, *, boot_time: Optional[datetime] = None, boot_id: Optional[str] = None) -> Optional[Event]:
@@ -86,16 +90,16 @@ def parse_line(text: Any, *, boot_time: Optional[datetime] = None, boot_id: Opti
     return None
 
 
-def parse_lines(lines: Iterable[Any], *, boot_time: Optional[datetime] = None, boot_id: Optional[str] = None) -> List[Event]:
+def parse_lines(lines: Iterable[Any], *, boot_time: Optional[datetime] = None, boot_id: Optional[str] = None) -> list[Event]:
     """The events among the lines, in their order."""
     events = (parse_line(line, boot_time=boot_time, boot_id=boot_id) for line in lines)
     return [event for event in events if event is not None]
 
 
-def gpu_identities(lines: Iterable[Any]) -> Dict[str, Dict[str, Optional[str]]]:
+def gpu_identities(lines: Iterable[Any]) -> dict[str, dict[str, Optional[str]]]:
     """PCI address -> UUID and serial, which the driver prints before a GPU's first Xid: who a GPU is that NVML has lost."""
-    known: Dict[str, Dict[str, Optional[str]]] = {}
-    latest: Optional[Dict[str, Optional[str]]] = None
+    known: dict[str, dict[str, Optional[str]]] = {}
+    latest: Optional[dict[str, Optional[str]]] = None
     for line in lines:
         message = _unwrap(line[:_LONGEST], None, None)[0] if isinstance(line, str) else ""
         found = _GPU_AT.match(message)
@@ -132,7 +136,7 @@ def _event(raw: str, time: Optional[datetime], boot_id: Optional[str]) -> Event:
     }
 
 
-def _read_xid(event: Event, found: "re.Match[str]", words: str) -> None:
+def _read_xid(event: Event, found: re.Match[str], words: str) -> None:
     event["code"] = int(found.group("code"))
     event["pci_bus_id"] = normalize_pci(found.group("where"))
     for kind, number in _INSTANCE.findall(found.group("where")):
@@ -153,13 +157,13 @@ def _read_xid(event: Event, found: "re.Match[str]", words: str) -> None:
     )
 
 
-def _read_sxid(event: Event, found: "re.Match[str]", words: str) -> None:
+def _read_sxid(event: Event, found: re.Match[str], words: str) -> None:
     event.update(
         sxid=True, code=int(found.group("code")), pci_bus_id=normalize_pci(found.group("where")), text=words, severity=_severity(words)
     )
 
 
-def _read_lost(event: Event, found: "re.Match[str]", words: str) -> None:
+def _read_lost(event: Event, found: re.Match[str], words: str) -> None:
     event.update(fallen_off_bus=True, pci_bus_id=normalize_pci(words), text=words)
 
 
@@ -176,7 +180,7 @@ def _severity(words: str) -> Optional[str]:
     return "nonfatal" if said else None
 
 
-def _nvlink(words: str) -> Dict[str, Any]:
+def _nvlink(words: str) -> dict[str, Any]:
     """`NETIR_LINK_EVT Fatal XC0 i0 Link 09 (intrInfo errorStatus ...)`; parts that are not in the line are None."""
     unit, link, registers = _NVLINK.match(words), _LINK.search(words), _REGISTERS.search(words)
     values = re.findall(r"0x[0-9a-fA-F]+", registers.group(1)) if registers else []
@@ -189,7 +193,7 @@ def _nvlink(words: str) -> Dict[str, Any]:
     }
 
 
-def _unwrap(raw: str, boot_time: Optional[datetime], boot_id: Optional[str]) -> Tuple[str, Optional[datetime], Optional[str]]:
+def _unwrap(raw: str, boot_time: Optional[datetime], boot_id: Optional[str]) -> tuple[str, Optional[datetime], Optional[str]]:
     """The message without what the log put before it, its time, its boot."""
     if raw.startswith("{"):
         return _unwrap_json(raw, boot_id)
@@ -208,7 +212,7 @@ def _unwrap(raw: str, boot_time: Optional[datetime], boot_id: Optional[str]) -> 
     return raw[prefix.end() :], time, boot_id
 
 
-def _unwrap_json(raw: str, boot_id: Optional[str]) -> Tuple[str, Optional[datetime], Optional[str]]:
+def _unwrap_json(raw: str, boot_id: Optional[str]) -> tuple[str, Optional[datetime], Optional[str]]:
     """One entry of `journalctl -o json`; only the kernel's own: any user can log under the name "kernel"."""
     try:
         entry = json.loads(raw)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 
@@ -52,7 +53,7 @@ class Change:
     """How other evidence on the same GPU changes a row."""
 
     when: Facts
-    then: Mapping[str, str]
+    then: Mapping[str, Any]
     because: str
 
     def applies(self, facts: Facts) -> bool:
@@ -72,28 +73,28 @@ class Row:
     rationale: str
     certain_on_fleet_evidence: bool = False
     evict_blind: bool = False
-    changes: Tuple[Change, ...] = ()
+    changes: tuple[Change, ...] = ()
     because: str = ""
 
     @property
-    def rank(self) -> Tuple[int, int]:
+    def rank(self) -> tuple[int, int]:
         """Orders rows by how much they take."""
         return ACTIONS.index(self.action), REPAIRS.index(self.repair)
 
-    def under(self, facts: Facts) -> "Row":
+    def under(self, facts: Facts) -> Row:
         """The row as other evidence on the same GPU leaves it."""
         for change in self.changes:
             if change.applies(facts):
                 return self._changed(change)
         return self
 
-    def variants(self) -> Iterator["Row"]:
+    def variants(self) -> Iterator[Row]:
         """The row itself and everything that it can become."""
         yield self
         for change in self.changes:
             yield self._changed(change)
 
-    def _changed(self, change: Change) -> "Row":
+    def _changed(self, change: Change) -> Row:
         return replace(self, because=change.because, **change.then)
 
 
@@ -139,9 +140,9 @@ def load_policy(path: str, schema_path: Optional[str] = None) -> Policy:
     return policy
 
 
-def read_policy(raw: Mapping[str, Any]) -> Tuple[Policy, List[str]]:
+def read_policy(raw: Mapping[str, Any]) -> tuple[Policy, list[str]]:
     """A document that fits the schema -> the policy, and what contradicts itself in it."""
-    xids: Dict[int, Row] = {}
+    xids: dict[int, Row] = {}
     problems = []
     for entry in raw["xids"]:
         for code in _codes(entry["codes"]):

@@ -9,10 +9,20 @@
 from __future__ import annotations
 
 import re
-from typing import Iterable, Optional
+from collections.abc import Iterable
+from typing import Optional
 
 # The place in the tuple is NVML's number.
-RECOVERY_ACTIONS = ("none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain")
+RECOVERY_ACTIONS = (
+    "none",
+    "gpu_reset",
+    "node_reboot",
+    "drain_p2p",
+    "drain_and_reset",
+    "recover_imex_domain",
+    "bus_reset",
+    "system_reboot",
+)
 UNKNOWN = "unknown"  # the driver asks for something that this version has no name for
 
 # Drivers changed the words between branches and kept the numbers.
@@ -29,10 +39,24 @@ _TEXTS = {
     "drain p2p": "drain_p2p",
     "drain and reset": "drain_and_reset",
     "recover imex domain": "recover_imex_domain",
+    "bus reset": "bus_reset",
+    "bus reset required": "bus_reset",
+    "system reboot": "system_reboot",
+    "system reboot required": "system_reboot",
 }
 
 # From harmless to what takes most; "unknown" ranks with a reset because something is wanted and nobody can say what.
-_RANK = {"none": 0, "recover_imex_domain": 1, "drain_p2p": 2, UNKNOWN: 3, "drain_and_reset": 4, "gpu_reset": 5, "node_reboot": 6}
+_ORDER = (
+    "none",
+    "recover_imex_domain",
+    "drain_p2p",
+    UNKNOWN,
+    "drain_and_reset",
+    "gpu_reset",
+    "bus_reset",
+    "node_reboot",
+    "system_reboot",
+)
 
 _CHANGED = re.compile(r"recovery action changed\b.{0,80}?\bto\s+(?:0x([0-9a-f]{1,8})\s*)?(?:\(([^()]{1,80})\))?", re.IGNORECASE)
 
@@ -55,5 +79,5 @@ def recovery_from_number(number: int) -> str:
 
 def worst_recovery(actions: Iterable[Optional[str]]) -> Optional[str]:
     """The action that takes most; None where no source could say."""
-    known = [action if action in _RANK else UNKNOWN for action in actions if action is not None]
-    return max(known, key=_RANK.__getitem__, default=None)
+    known = [action if action in _ORDER else UNKNOWN for action in actions if action is not None]
+    return max(known, key=_ORDER.index, default=None)
