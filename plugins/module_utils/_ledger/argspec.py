@@ -1,0 +1,30 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""The ledger's option, and what it stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.module_utils.basic import missing_required_lib
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.database import DEFAULT_URL, LIBRARY_ERROR
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+
+# A URL may carry a password.
+LEDGER_SPEC: dict[str, dict[str, Any]] = {"ledger_url": {"default": DEFAULT_URL, "no_log": True}}
+
+
+class MissingLibrary(RemediationError):
+    kind = "missing_library"
+
+
+def open_ledger(url: str, check_mode: bool = False) -> Ledger:
+    """The ledger at `url`; in check mode nothing is written to it, and one that does not exist reads as new."""
+    if LIBRARY_ERROR:
+        raise MissingLibrary(missing_required_lib("SQLAlchemy, alembic (and psycopg for PostgreSQL)"), exception=LIBRARY_ERROR)
+    return Ledger.open(url, check_mode=check_mode)

@@ -1,0 +1,365 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""Incidents and alerts: opened once a fault, ended in a named state, told of once."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Optional
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident import outcome
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Alert
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits, deadline
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import (
+    ChangesLeft,
+    IncidentCancelled,
+    IncidentEnded,
+    ModeForbids,
+    UnknownIncident,
+)
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import CLOSED_STATES, ENDED_OPEN_STATES, OPEN_STATES
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import RELEASE, allows, needed_mode, permitted
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.records import PREDICTED, incident_record, next_command, place
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Place, Want
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.settings import Settings
+
+try:
+    import sqlalchemy as sa
+    from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import ALERTS, CHANGES, INCIDENTS, OWNERS, STAGES
+except ImportError:  # said by _ledger.database
+    pass
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What became of a request: a new incident, the open one that stands for the fault, or nothing and why."""
+
+    how: str  # opened | found | ignored
+    record: Optional[Record] = None
+    reason: Optional[str] = None
+
+
+class Incidents(Settings):
+    @contextmanager
+    def write(self) -> Iterator[sa.Connection]:
+        """In check mode the predicted incident exists, for as long as the transaction that is rolled back."""
+        with super().write() as connection:
+            if self.check_mode:
+                want = Want(Place("-", "-"), self.now())
+                self._insert(connection, want, Limits(), incident_id=PREDICTED)
+            yield connection
+
+    # Opening
+
+    def open_incident(self, want: Want, limits: Optional[Limits] = None, *, max_running: int = 0, anew: bool = False) -> Opening:
+        """The incident of a fault: the open one, or a new one, never two."""
+        limits = limits or Limits()
+        with self.write() as connection:
+            self._end_recreated(connection, want)
+            if want.alert:
+                self._deliver(connection, want.alert, want.received_at)
+                ignored = self._why_ignored(connection, want, want.alert)
+                if ignored:
+                    return Opening("ignored", reason=ignored)
+            row = self._open_one(connection, want)
+            opening = self._found(connection, row, want, limits, anew) if row else self._opened(connection, want, limits, max_running)
+            if want.alert and opening.record and opening.record["id"] != PREDICTED:
+                self._attach(connection, want.alert, opening.record["id"])
+            return opening
+
+    def reopen(self, incident_id: str, limits: Optional[Limits] = None, *, anew: bool = False) -> Opening:
+        """Take up an incident by its id, as reconcile does."""
+        with self.write() as connection:
+            row = self._incident(connection, incident_id)
+            return self._found(connection, row, None, limits or Limits(), anew and row.state in OPEN_STATES)
+
+    def _found(self, connection: sa.Connection, row: Any, want: Optional[Want], limits: Limits, anew: bool) -> Opening:
+        if want and not want.place.managed and row.state in OPEN_STATES:
+            state = "held_for_human" if self._standing(connection, row.id) else "no_action"
+            row = self._end(connection, row, state, "the node is opted out")
+        elif anew or self._due_again(connection, row):
+            # Diagnosed anew, never replayed: nothing of the earlier round but its changes is believed (S8).
+            at = deadline(self.now(), None, limits).at
+            row = self._update(
+                connection,
+                row.id,
+                state="running",
+                round=row.round + 1,
+                verdict=None,
+                reason=None,
+                ended_at=None,
+                clock_at=self.now(),
+                deadline_at=at,
+                mode=self._mode(connection),
+            )
+        return Opening("found", self._record(connection, row))
+
+    def _opened(self, connection: sa.Connection, want: Want, limits: Limits, max_running: int) -> Opening:
+        running = connection.execute(sa.select(sa.func.count()).select_from(INCIDENTS).where(INCIDENTS.c.state == "running")).scalar_one()
+        waits = bool(max_running) and running - self.check_mode >= max_running
+        row = self._insert(connection, want, limits, state="fenced_waiting" if waits else "running")
+        if not want.place.managed:
+            row = self._end(connection, row, "no_action", "the node is opted out")
+        record = self._record(connection, row, found=False)
+        return Opening("opened", {**record, "id": PREDICTED} if self.check_mode else record)
+
+    def _insert(
+        self,
+        connection: sa.Connection,
+        want: Want,
+        limits: Limits,
+        *,
+        state: str = "running",
+        incident_id: Optional[str] = None,
+    ) -> Any:
+        due = deadline(want.received_at, want.starts_at, limits)
+        values = {
+            "id": incident_id or "%s-%s" % (self.now().strftime("%Y%m%d-%H%M%S"), secrets.token_hex(4)),
+            "kind": "group" if want.group_kind else "fault",
+            "state": state,
+            "open_key": want.key,
+            "asked_key": want.key,
+            "round": 1,
+            "node": want.place.node,
+            "node_uid": want.place.uid,
+            "host": want.place.host,
+            "nodes": list(want.nodes) or [want.place.node],
+            "groups": dict(want.place.groups),
+            "gpu": want.gpu,
+            "pci_bus_id": want.pci_bus_id,
+            "domain": want.domain,
+            "scope": "job" if want.group_kind else None,
+            "mode": self._mode(connection),
+            "alert": want.alert.record() if want.alert else None,
+            "opened_at": self.now(),
+            "received_at": want.received_at,
+            "starts_at": want.starts_at,
+            "clock_at": due.clock_at,
+            "deadline_at": due.at,
+            "detected_late_seconds": due.detected_late_seconds,
+        }
+        connection.execute(sa.insert(INCIDENTS).values(**values))
+        return self._incident(connection, str(values["id"]))
+
+    def _open_one(self, connection: sa.Connection, want: Want) -> Any:
+        """The open incident that stands for the wanted fault.
+
+        A repeat of an alert belongs to the incident that it opened, whatever that has become since. Another alert of the same GPU
+        joins it only until it is diagnosed: a second fault must not be swallowed by the first. An operator means the GPU, so any does.
+        """
+        open_ones = (
+            sa.select(INCIDENTS).where(INCIDENTS.c.open_key.is_not(None)).order_by(INCIDENTS.c.opened_at.desc(), INCIDENTS.c.id.desc())
+        )
+        row = connection.execute(open_ones.where(INCIDENTS.c.open_key == want.key)).first()
+        if row is None and want.alert:
+            mine = sa.select(ALERTS.c.incident_id).where(ALERTS.c.fingerprint == want.alert.fingerprint)
+            row = connection.execute(open_ones.where(INCIDENTS.c.id.in_(mine), INCIDENTS.c.node_uid == want.place.uid)).first()
+        elif row is None:
+            same = sa.or_(INCIDENTS.c.asked_key == want.key, sa.and_(INCIDENTS.c.gpu == want.gpu, INCIDENTS.c.kind == "fault"))
+            row = connection.execute(open_ones.where(INCIDENTS.c.node_uid == want.place.uid, same)).first()
+        return row
+
+    def _end_recreated(self, connection: sa.Connection, want: Want) -> None:
+        """A node recreated under its name is another node (S6). Without a UID from Kubernetes there is nothing to compare."""
+        if want.group_kind or want.place.uid == want.place.node:
+            return
+        others = sa.select(INCIDENTS).where(
+            INCIDENTS.c.open_key.is_not(None),
+            INCIDENTS.c.kind == "fault",
+            INCIDENTS.c.node == want.place.node,
+            INCIDENTS.c.node_uid != want.place.uid,
+            INCIDENTS.c.node_uid != INCIDENTS.c.node,
+        )
+        for row in connection.execute(others).all():
+            self._end(connection, row, "cancelled_by_human", "the node was recreated under its name (UID %s)" % want.place.uid)
+
+    # Alerts
+
+    def _deliver(self, connection: sa.Connection, alert: Alert, received_at: datetime) -> None:
+        """Store one delivery; repeats only count."""
+        same = (ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at == alert.starts_at, ALERTS.c.status == alert.status)
+        if not connection.execute(sa.update(ALERTS).where(*same).values(deliveries=ALERTS.c.deliveries + 1)).rowcount:
+            values = {"fingerprint": alert.fingerprint, "starts_at": alert.starts_at, "status": alert.status}
+            connection.execute(sa.insert(ALERTS).values(**values, received_at=received_at, deliveries=1, facts=alert.record()))
+
+    def _attach(self, connection: sa.Connection, alert: Alert, incident_id: str) -> None:
+        same = (ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at == alert.starts_at)
+        connection.execute(sa.update(ALERTS).where(*same).values(incident_id=incident_id))
+
+    def _why_ignored(self, connection: sa.Connection, want: Want, alert: Alert) -> Optional[str]:
+        if alert.status == "resolved":
+            return "resolved: it opens nothing and releases nothing"
+        newest = connection.execute(sa.select(sa.func.max(ALERTS.c.starts_at)).where(ALERTS.c.fingerprint == alert.fingerprint)).scalar()
+        if newest and newest > alert.starts_at:
+            return "older than the newest delivery of this alert"
+        episode = (ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at == alert.starts_at)
+        rows = sa.select(INCIDENTS).join(ALERTS, ALERTS.c.incident_id == INCIDENTS.c.id).where(*episode, INCIDENTS.c.open_key.is_(None))
+        closed = connection.execute(rows).first()
+        if closed and not self._due_again(connection, closed):
+            return "incident %s of the same evidence has ended in %s" % (closed.id, closed.state)
+        released = self._released_at(connection, want)
+        if released and alert.starts_at <= released:
+            return "older than the GPU's release at %s" % iso(released)
+        return None
+
+    def _released_at(self, connection: sa.Connection, want: Want) -> Optional[datetime]:
+        same_gpu = sa.or_(INCIDENTS.c.gpu.in_([want.gpu, "-"]), INCIDENTS.c.asked_key == want.key)
+        if want.pci_bus_id:
+            same_gpu = sa.or_(same_gpu, INCIDENTS.c.pci_bus_id == want.pci_bus_id)
+        released = (INCIDENTS.c.state == "released", INCIDENTS.c.node_uid == want.place.uid, same_gpu)
+        time: Optional[datetime] = connection.execute(sa.select(sa.func.max(INCIDENTS.c.closed_at)).where(*released)).scalar()
+        return time
+
+    def hold_alert(self, fingerprint: str, reason: str, position: int, inbox_id: Optional[int] = None) -> None:
+        """Keep an alert without a usable key, and tell people once (S2)."""
+        with self.write() as connection:
+            same = (ALERTS.c.fingerprint == fingerprint, ALERTS.c.status == "held")
+            if not connection.execute(sa.update(ALERTS).where(*same).values(deliveries=ALERTS.c.deliveries + 1)).rowcount:
+                values = {
+                    "fingerprint": fingerprint,
+                    "status": "held",
+                    "inbox_id": inbox_id,
+                    "reason": reason,
+                    "facts": {"position": position},
+                }
+                connection.execute(sa.insert(ALERTS).values(**values, received_at=self.now(), deliveries=1))
+            self._notify(
+                connection, "held:%s" % fingerprint, "alert_held", {"fingerprint": fingerprint, "reason": reason, "inbox_id": inbox_id}
+            )
+
+    # Reading
+
+    def incident(self, incident_id: str) -> Record:
+        with self.write() if incident_id == PREDICTED else self.read() as connection:
+            return self._record(connection, self._incident(connection, incident_id))
+
+    def _incident(self, connection: sa.Connection, incident_id: str) -> Any:
+        row = connection.execute(sa.select(INCIDENTS).where(INCIDENTS.c.id == incident_id)).first()
+        if row is None:
+            raise UnknownIncident("there is no incident %s" % incident_id)
+        return row
+
+    def _record(self, connection: sa.Connection, row: Any, *, found: bool = True) -> Record:
+        return incident_record(row, self._stages(connection, row), self.now(), found=found)
+
+    def _stages(self, connection: sa.Connection, row: Any) -> Sequence[Any]:
+        of_row = sa.select(STAGES).where(STAGES.c.incident_id == row.id, STAGES.c.round == row.round)
+        return connection.execute(of_row.order_by(STAGES.c.started_at)).all()
+
+    # Acting
+
+    def authorize(self, incident_id: str, write: str) -> None:
+        """Raises unless the mode and the incident's state let this be written now (S4, S6)."""
+        with self.write() as connection:
+            row, mode = self._incident(connection, incident_id), self._mode(connection)
+        if row.state == "cancelled_by_human":
+            raise IncidentCancelled("incident %s was cancelled by a human: %s" % (incident_id, row.reason))
+        if row.state not in OPEN_STATES or (row.state in ENDED_OPEN_STATES and write != RELEASE):
+            raise IncidentEnded("incident %s has ended in %s; only its release still changes anything" % (incident_id, row.state))
+        if not allows(mode, write):
+            raise ModeForbids("mode %s does not allow this; it needs mode %s" % (mode, needed_mode(write)), mode=mode)
+
+    def _due_again(self, connection: sa.Connection, row: Any) -> bool:
+        """Held by the breaker, which is reset now, or by a mode which has changed: worth another round."""
+        if row.state not in ("held_for_human", "no_action"):
+            return False
+        stages = self._stages(connection, row)
+        if any(stage.error_kind == BREAKER for stage in stages):
+            return row.state == "held_for_human" and self._tripped(connection) is None
+        return any(stage.outcome == "due" for stage in stages) and len(permitted(self._mode(connection))) > len(permitted(row.mode))
+
+    # Ending
+
+    def close_incident(self, incident_id: str, end_state: Optional[str] = None, reason: Optional[str] = None) -> tuple[bool, Record]:
+        """End an incident in the state that its stages amount to, or in the one named; told of once (S16)."""
+        with self.write() as connection:
+            row = self._incident(connection, incident_id)
+            if row.state in CLOSED_STATES:
+                return False, self._record(connection, row)
+            stages = self._record(connection, row)["stages"]
+            standing = self._standing(connection, row.id)
+            computed = outcome.end(
+                row.verdict,
+                stages,
+                changed=standing or self._touched(connection, row.id),
+                standing=standing,
+                overdue=self.now() > row.deadline_at,
+            )
+            state, why = end_state or computed.state, reason or computed.reason
+            if standing and state in ("no_action", "fence_lifted"):
+                raise ChangesLeft("incident %s cannot end in %s while changes of it stand" % (incident_id, state))
+            if row.state == state and row.reason == why:
+                return False, self._record(connection, row)
+            return True, self._record(connection, self._end(connection, row, state, why))
+
+    def release_incident(
+        self, incident_id: str, checks: Optional[Mapping[str, Any]] = None, reason: Optional[str] = None
+    ) -> tuple[bool, Record]:
+        """The last word of release.yml: every change is undone, so the GPU is in service again. `checks` says what was read (S17)."""
+        with self.write() as connection:
+            row = self._incident(connection, incident_id)
+            if row.state in CLOSED_STATES:
+                return False, self._record(connection, row)
+            if self._standing(connection, row.id):
+                raise ChangesLeft("incident %s still has changes that are not undone" % incident_id)
+            row = self._end(connection, row, "released", reason or "released", release=dict(checks or {}))
+            return True, self._record(connection, row)
+
+    def _end(self, connection: sa.Connection, row: Any, state: str, reason: str, **more: Any) -> Any:
+        now = self.now()
+        values = {"state": state, "reason": reason, "ended_at": row.ended_at or now, **more}
+        if state in CLOSED_STATES:
+            values.update(open_key=None, closed_at=now)
+        row = self._update(connection, row.id, **values)
+        if state == "cancelled_by_human":
+            self._leave_changes(connection, row.id)
+        record = self._record(connection, row)
+        payload = {
+            name: record[name]
+            for name in ["node", "host", "gpu", "serial", "slot", "domain", "scope", "state", "reason", "opened_at", "deadline_at"]
+        }
+        payload.update(incident_id=row.id, where=place(record), next_command=next_command(record))
+        self._notify(connection, "incident:%s:%d:%s" % (row.id, row.round, state), state, payload, row.id)
+        return row
+
+    def _update(self, connection: sa.Connection, incident_id: str, **values: Any) -> Any:
+        connection.execute(sa.update(INCIDENTS).where(INCIDENTS.c.id == incident_id).values(**values))
+        return self._incident(connection, incident_id)
+
+    def _touched(self, connection: sa.Connection, incident_id: str) -> bool:
+        """Anything was changed, even if it was undone since."""
+        mine = sa.select(CHANGES.c.id).join(OWNERS, OWNERS.c.change_id == CHANGES.c.id).where(OWNERS.c.incident_id == incident_id)
+        return connection.execute(mine.where(CHANGES.c.applied_at.is_not(None))).first() is not None
+
+    def _standing(self, connection: sa.Connection, incident_id: str) -> bool:
+        """A change of this incident stands: it still wants it, or nobody does and it is not undone yet."""
+        others = sa.select(OWNERS.c.change_id).where(OWNERS.c.disowned_at.is_(None), OWNERS.c.incident_id != incident_id)
+        mine = sa.select(CHANGES.c.id).join(OWNERS, OWNERS.c.change_id == CHANGES.c.id).where(OWNERS.c.incident_id == incident_id)
+        wanted = sa.or_(OWNERS.c.disowned_at.is_(None), CHANGES.c.id.not_in(others))
+        return connection.execute(mine.where(CHANGES.c.open_target.is_not(None), wanted)).first() is not None
+
+    def _leave_changes(self, connection: sa.Connection, incident_id: str) -> None:
+        """What a human took over is no longer ours: it is neither put back nor undone, and new evidence starts afresh."""
+        now = self.now()
+        mine = (OWNERS.c.incident_id == incident_id, OWNERS.c.disowned_at.is_(None))
+        ids = list(connection.execute(sa.select(OWNERS.c.change_id).where(*mine)).scalars())
+        connection.execute(sa.update(OWNERS).where(*mine).values(disowned_at=now))
+        wanted = sa.select(OWNERS.c.change_id).where(OWNERS.c.disowned_at.is_(None))
+        left = (CHANGES.c.id.in_(ids), CHANGES.c.id.not_in(wanted))
+        connection.execute(
+            sa.update(CHANGES).where(*left).values(status="reverted", open_target=None, reverted_at=now, note="left to a human")
+        )
+
+
+BREAKER = "breaker_tripped"

@@ -1,0 +1,77 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""One actor a node (S5): the ledger's own lock, and the mirror of locks that live elsewhere."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, Optional
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LockHeld, LockLost
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.database import Database
+
+try:
+    import sqlalchemy as sa
+    from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import LOCKS
+except ImportError:  # said by _ledger.database
+    pass
+
+LEASE_SECONDS = 30
+
+
+class Locks(Database):
+    def take_lock(self, node: str, holder: str, lease_seconds: int = LEASE_SECONDS) -> int:
+        """The lock's token, higher than any before: whoever takes up its own incident again must not be mixed up with its old self."""
+        with self.write() as connection:
+            row, now = self._lock(connection, node), self.now()
+            if row is not None and row.holder not in (None, holder) and row.expires_at > now:
+                raise LockHeld("node %s is locked by %s until %s" % (node, row.holder, iso(row.expires_at)), holder=row.holder)
+            token = row.token + 1 if row else 1
+            self._put_lock(connection, node, holder, token, now + timedelta(seconds=lease_seconds))
+            return token
+
+    def renew_lock(self, node: str, token: int, lease_seconds: int = LEASE_SECONDS) -> None:
+        """Hold on to the lock; one that lapsed and that nobody took is renewed with the same token."""
+        with self.write() as connection:
+            row = self._lock(connection, node)
+            if row is None or row.holder is None or row.token != token:
+                raise LockLost("the lock of node %s is no longer ours (token %d)" % (node, token), holder=row.holder if row else None)
+            self._put_lock(connection, node, row.holder, token, self.now() + timedelta(seconds=lease_seconds))
+
+    def release_lock(self, node: str, token: int) -> bool:
+        """Give the lock back; somebody else's is left alone."""
+        with self.write() as connection:
+            row = self._lock(connection, node)
+            if row is None or row.holder is None or row.token != token:
+                return False
+            self._put_lock(connection, node, None, token, self.now())
+            return True
+
+    def record_lock(self, node: str, holder: Optional[str], token: int, expires: datetime) -> None:
+        """Mirror a lock that lives elsewhere; old news changes nothing."""
+        with self.write() as connection:
+            row = self._lock(connection, node)
+            if row is None or token >= row.token:
+                self._put_lock(connection, node, holder, token, expires)
+
+    def locks(self) -> list[dict[str, Any]]:
+        with self.read() as connection:
+            return self._locks(connection)
+
+    @staticmethod
+    def _locks(connection: sa.Connection) -> list[dict[str, Any]]:
+        rows = connection.execute(sa.select(LOCKS).where(LOCKS.c.holder.is_not(None)).order_by(LOCKS.c.node))
+        return [{"node": row.node, "holder": row.holder, "token": row.token, "expires_at": iso(row.expires_at)} for row in rows]
+
+    def _lock(self, connection: sa.Connection, node: str) -> Any:
+        return connection.execute(sa.select(LOCKS).where(LOCKS.c.node == node)).first()
+
+    def _put_lock(self, connection: sa.Connection, node: str, holder: Optional[str], token: int, expires: datetime) -> None:
+        values = {"holder": holder, "token": token, "expires_at": expires}
+        if not connection.execute(sa.update(LOCKS).where(LOCKS.c.node == node).values(**values)).rowcount:
+            connection.execute(sa.insert(LOCKS).values(node=node, **values))

@@ -1,0 +1,67 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""What the module `incident` is asked to open, turned into requests to the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import MAX_MESSAGE_BYTES
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.records import PREDICTED
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Want, from_group, from_operator, place_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+
+
+def open_incidents(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The module's result: the incidents, and what became of everything else in a message."""
+    limits, inventory = Limits.of(params["limits"]), params["inventory"]
+    message = {"inventory": inventory, "labels": params["alert_labels"], "limits": limits, "max_running": params["max_running"]}
+    if params["alert_file"]:
+        result = ledger.open_from_file(read_file(params["alert_file"]), "file:%s" % params["alert_file"], **message)
+    elif params["inbox_ids"]:
+        result = ledger.open_from_inbox(params["inbox_ids"], **message)
+    else:
+        openings = [ledger.reopen(incident_id, limits, anew=params["anew"]) for incident_id in params["incident_ids"] or ()]
+        if not openings:
+            want = wanted(params, ledger.now())
+            openings = [ledger.open_incident(want, limits, max_running=params["max_running"], anew=params["anew"])]
+        result = {"incidents": [opening.record for opening in openings], "held": [], "ignored": [], "truncated_alerts": 0}
+    new = {record["id"]: record["state"] for record in result["incidents"] if not record["found"]}
+    return {**result, "changed": bool(new or result["held"]), "diff": {"before": {}, "after": new}}
+
+
+def wanted(params: Mapping[str, Any], now: datetime) -> Want:
+    group = params["group"]
+    if group:
+        return from_group(group["kind"], group["name"], group["nodes"], group["domain"], now)
+    return from_operator(place_of(params["inventory"], params["node"]), params["gpu"], now)
+
+
+def read_file(path: str) -> bytes:
+    """The message, read here and nowhere else (S1)."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(MAX_MESSAGE_BYTES + 1)
+    except OSError as error:
+        raise BadMessage("alert_file %s cannot be read: %s" % (path, error.strerror)) from None
+
+
+def ended(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The module's result for an incident that is closed or released."""
+    before = ledger.incident(params["incident_id"])
+    if params["incident_id"] == PREDICTED:  # its stages were never stored, so how it would end is not known
+        return {"changed": True, "incident": before}
+    if params["state"] == "released":
+        changed, after = ledger.release_incident(params["incident_id"], params["checks"], params["reason"])
+    else:
+        changed, after = ledger.close_incident(params["incident_id"], params["end_state"], params["reason"])
+    names = ("state", "reason")
+    return {"changed": changed, "incident": after, "diff": {"before": {n: before[n] for n in names}, "after": {n: after[n] for n in names}}}

@@ -1,0 +1,133 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""Stages: started, finished, read back by whoever resumes the incident."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, Optional
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits, after_waiting
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.history import WINDOW_SECONDS, failed_programs
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import refined, slot_of, with_identity
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import permitted
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.stages import start
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import from_iso, iso
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.incidents import Incidents, Record
+
+try:
+    import sqlalchemy as sa
+    from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import FAILURES, INCIDENTS, STAGES
+except ImportError:  # said by _ledger.database
+    pass
+
+
+class Stages(Incidents):
+    def start_stage(self, incident_id: str, stage: str, limits: Optional[Limits] = None) -> dict[str, Any]:
+        """What the stage may do and spend, or that it is to be skipped; started ones start again (everything they do is idempotent)."""
+        limits = limits or Limits()
+        with self.write() as connection:
+            row, now = self._incident(connection, incident_id), self.now()
+            if row.state == "fenced_waiting" and stage != "detect":
+                row = self._update(connection, row.id, state="running", clock_at=now, deadline_at=after_waiting(now, limits))
+            stored = next((other for other in self._stages(connection, row) if other.name == stage), None)
+            answer = start(stage, row._mapping, stored._mapping if stored else None, now, limits)
+            if answer["overdue"]:
+                self._put_stage(
+                    connection, row, stage, stored, state="finished", outcome="timed_out", reason="no time was left", finished_at=now
+                )
+            elif not answer["skip"]:
+                attempts = stored.attempts + 1 if stored else 1
+                self._put_stage(connection, row, stage, stored, state="started", attempts=attempts, started_at=now, finished_at=None)
+            mode = self._mode(connection)
+            return {
+                **answer,
+                "mode": mode,
+                "permitted": permitted(mode),
+                "deadline_at": iso(row.deadline_at),
+                "outcome": stored.outcome if stored else None,
+                "data": stored.data if stored else {},
+                "incident": self._record(connection, row),
+                **(self._past(connection, row) if stage == "diagnose" else {}),
+            }
+
+    def finish_stage(
+        self,
+        incident_id: str,
+        stage: str,
+        outcome: str,
+        data: Optional[Mapping[str, Any]] = None,
+        reason: Optional[str] = None,
+        error_kind: Optional[str] = None,
+    ) -> tuple[bool, Record]:
+        """Store a stage's end; a diagnosis with a verdict gives the incident its true identity."""
+        data = dict(data or {})
+        values = {"outcome": outcome, "reason": reason, "error_kind": error_kind, "data": data}
+        with self.write() as connection:
+            row = self._incident(connection, incident_id)
+            stored = next((other for other in self._stages(connection, row) if other.name == stage), None)
+            if stored and stored.state == "finished" and all(getattr(stored, name) == value for name, value in values.items()):
+                return False, self._record(connection, row)
+            self._put_stage(connection, row, stage, stored, state="finished", finished_at=self.now(), **values)
+            if stage == "diagnose" and data.get("verdict"):
+                row = self._refine(connection, row, data["verdict"], data.get("evidence") or {})
+            return True, self._record(connection, row)
+
+    def _refine(self, connection: sa.Connection, row: Any, verdict: Mapping[str, Any], evidence: Mapping[str, Any]) -> Any:
+        info = evidence.get("info") or None
+        self._remember(connection, row, verdict, info)
+        known = refined(verdict, row._mapping)
+        known["slot"] = slot_of(known["gpu"], info) or row.slot
+        key = with_identity(row.asked_key, known["gpu"], known["domain"])
+        other = connection.execute(sa.select(INCIDENTS.c.id).where(INCIDENTS.c.open_key == key, INCIDENTS.c.id != row.id)).scalar()
+        if other is None:
+            closed = row.open_key is None
+            return self._update(connection, row.id, **known, verdict=dict(verdict), open_key=None if closed else key)
+        # The other incident acts for both; a fence of this one is left to its own closing, like after any verdict that asks for nothing.
+        reason = "the same fault as incident %s" % other
+        merged = {**verdict, "action": "none", "repair": "none", "merged_into": other, "reasons": [reason, *(verdict.get("reasons") or ())]}
+        row = self._update(connection, row.id, verdict=merged)
+        return row if self._standing(connection, row.id) else self._end(connection, row, "no_action", reason)
+
+    def _put_stage(self, connection: sa.Connection, row: Any, stage: str, stored: Any, **values: Any) -> None:
+        if stored:
+            same = (STAGES.c.incident_id == row.id, STAGES.c.round == row.round, STAGES.c.name == stage)
+            connection.execute(sa.update(STAGES).where(*same).values(**values))
+        else:
+            new = {"attempts": 1, "started_at": self.now(), "data": {}, **values}
+            connection.execute(sa.insert(STAGES).values(incident_id=row.id, round=row.round, name=stage, **new))
+
+    # The past that a verdict weighs
+
+    def _past(self, connection: sa.Connection, row: Any) -> dict[str, Any]:
+        """Programs that failed on this node's GPUs within a day (S14), and when its GPUs were released last (S3)."""
+        since = self.now() - timedelta(seconds=WINDOW_SECONDS)
+        failures = sa.select(FAILURES).where(FAILURES.c.node == row.node, FAILURES.c.failed_at > since).order_by(FAILURES.c.failed_at)
+        history = [
+            {"gpu_uuid": one.gpu_uuid, "code": one.code, "executable_or_image": one.program, "time": iso(one.failed_at)}
+            for one in connection.execute(failures)
+        ]
+        latest = sa.select(INCIDENTS.c.gpu, sa.func.max(INCIDENTS.c.closed_at)).group_by(INCIDENTS.c.gpu)
+        rows = connection.execute(latest.where(INCIDENTS.c.state == "released", INCIDENTS.c.node_uid == row.node_uid))
+        released: dict[str, datetime] = {gpu: time for gpu, time in rows if time}
+        asked = sa.select(sa.func.max(INCIDENTS.c.closed_at)).where(INCIDENTS.c.state == "released", INCIDENTS.c.asked_key == row.asked_key)
+        times = [released.get(row.gpu), released.get("-"), connection.execute(asked).scalar()]
+        known = [time for time in times if time]
+        return {
+            "history": history,
+            "released_at": iso(max(known)) if known else None,
+            "releases": {gpu: iso(time) for gpu, time in released.items()},
+        }
+
+    def _remember(self, connection: sa.Connection, row: Any, verdict: Mapping[str, Any], info: Optional[Mapping[str, Any]]) -> None:
+        for failure in failed_programs(verdict, info):
+            values = {name: failure[name] for name in ("gpu_uuid", "code", "program")}
+            values["failed_at"] = from_iso(failure["time"]) or self.now()
+            same = [FAILURES.c[name] == value for name, value in values.items()]
+            if not connection.execute(sa.select(FAILURES.c.id).where(*same)).first():
+                connection.execute(sa.insert(FAILURES).values(**values, node=row.node, incident_id=row.id))

@@ -1,0 +1,15 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""The ledger: the one place where incidents, their changes and their rules are kept."""
+
+from __future__ import annotations
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.views import Views
+
+
+class Ledger(Views):
+    """Settings, outbox, incidents, stages, changes, inbox and locks over one database; `Ledger.open(url)`."""

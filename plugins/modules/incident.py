@@ -1,0 +1,265 @@
+#!/usr/bin/python
+
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: incident
+short_description: Open, close and release incidents
+description:
+  - An incident is one fault of a GPU, of a node or of a group of nodes. There is at most one open incident for a fault;
+    asking again finds it.
+  - Alerts are given by reference only, and this module reads the text itself. What comes back of an alert are values that passed a strict
+    pattern; the message itself stays in the ledger's inbox.
+  - Each alert of a message is judged alone. One without a usable node or GPU is held, and people are told once.
+  - An incident that has ended and still stands (contained, overdue or held) comes back with RV(incidents[].resume=verify).
+version_added: "0.1.0"
+author: The gpuops.remediation maintainers (@gpuops)
+extends_documentation_fragment:
+  - gpuops.remediation.attributes
+  - gpuops.remediation.ledger
+attributes:
+  check_mode:
+    support: full
+    details:
+      - An incident that would be opened is returned with the id V(predicted), which the collection's other modules accept in check mode.
+  diff_mode:
+    support: full
+  idempotent:
+    support: full
+options:
+  state:
+    description: What to do.
+    type: str
+    default: opened
+    choices:
+      opened: Open an incident for each fault, or find the open one.
+      closed: End the incident, in the state that its stages amount to or in O(end_state).
+      released: Say that everything was undone and the GPU is back in service. Refused while a change of the incident stands.
+      pruned: Forget what is older than O(older_than_days). Open incidents, unsent notifications and each GPU's last release stay.
+  alert_file:
+    description: A file with a message of Alertmanager's webhook (version 4). Its alerts count as received now.
+    type: path
+  inbox_ids:
+    description: Messages that the event source has put into the ledger's inbox.
+    type: list
+    elements: int
+  incident_ids:
+    description: Incidents to take up again by their ids, as reconcile does.
+    type: list
+    elements: str
+  node:
+    description: The node, as an operator names it.
+    type: str
+  gpu:
+    description:
+      - With O(node), its GPU by UUID, by PCI address or by index.
+      - Without it the incident is about the whole node until the diagnosis says which GPU it is.
+    type: str
+  group:
+    description: Nodes that failed together, for one incident in place of many.
+    type: dict
+    suboptions:
+      kind:
+        description: What joins them, for example V(controller), V(job), V(nvlink_domain) or V(rack).
+        type: str
+        required: true
+      name:
+        description: Which one.
+        type: str
+        required: true
+      nodes:
+        description: The nodes.
+        type: list
+        elements: str
+        required: true
+      domain:
+        description: The fault's domain.
+        type: str
+        default: unknown
+  inventory:
+    description:
+      - The nodes that may have incidents, by name. Each is a dictionary with C(host) (the inventory's name for it), C(uid) (Kubernetes'
+        UID; the node's name where there is none), C(managed) (V(false) opts the node out) and C(groups) (for the breaker).
+      - Alerts of other nodes are held.
+    type: dict
+    default: {}
+  alert_labels:
+    description:
+      - Which labels hold what, in the order in which they are tried. Each of C(node), C(gpu_uuid), C(pci_bus_id), C(gpu_index), C(gi) and
+        C(xid) is a list of names; an Xid is looked for among the annotations too.
+      - What is not given stays as it is by default, which suits our exporter and dcgm-exporter.
+    type: dict
+    default: {}
+  limits:
+    description:
+      - Seconds that differ from the defaults. Any of C(total_seconds) (720), C(on_time_seconds) (90), C(after_receipt_seconds) (630),
+        C(taint_floor_seconds) (30) and C(STAGE_seconds) for a stage.
+    type: dict
+    default: {}
+  max_running:
+    description: Incidents beyond this many running ones wait, fenced; V(0) lets all run.
+    type: int
+    default: 0
+  anew:
+    description: Diagnose an open incident from the start again, with a new deadline.
+    type: bool
+    default: false
+  incident_id:
+    description: The incident to close or to release.
+    type: str
+  end_state:
+    description: The state to end in, where the stages do not say it.
+    type: str
+    choices: [no_action, fence_lifted, contained, quarantined_overdue, held_for_human, cancelled_by_human]
+  reason:
+    description: Why, in words for people.
+    type: str
+  checks:
+    description: With O(state=released), what was read before the release.
+    type: dict
+    default: {}
+  older_than_days:
+    description: With O(state=pruned), the age.
+    type: int
+    default: 90
+"""
+
+EXAMPLES = r"""
+- name: Open an incident for each fault that an alert tells of
+  gpuops.remediation.incident:
+    alert_file: /run/alert.json
+    inventory:
+      gpu-1: {host: gpu-1.example.org, uid: 0f6c1a52-6a8d-4f0e-9f0e-3c1d4e8a2b11}
+  register: opened
+
+- name: Open an incident for a GPU that somebody has doubts about
+  gpuops.remediation.incident:
+    node: gpu-1
+    gpu: "0000:19:00.0"
+    inventory:
+      gpu-1: {host: gpu-1.example.org}
+
+- name: End it in the state that its stages amount to
+  gpuops.remediation.incident:
+    state: closed
+    incident_id: "{{ opened.incidents[0].id }}"
+"""
+
+RETURN = r"""
+incidents:
+  description: The incidents, with O(state=opened).
+  returned: success and O(state=opened)
+  type: list
+  elements: dict
+  contains:
+    id:
+      description: The incident's id; V(predicted) in check mode for one that would be opened.
+      type: str
+    state:
+      description: Its state.
+      type: str
+    found:
+      description: It existed before.
+      type: bool
+    resume:
+      description: V(verify) where it has ended and only looking is left to do.
+      type: str
+    node:
+      description: The node.
+      type: str
+    gpu:
+      description: The GPU by UUID, C(pci:ADDRESS), C(index:N), or V(-) for the whole node.
+      type: str
+    deadline_at:
+      description: When its time is over.
+      type: str
+    stages:
+      description: What its stages did so far, by name.
+      type: dict
+held:
+  description: Alerts that are kept for people, each with its C(position) in the message and the C(reason).
+  returned: success and O(state=opened)
+  type: list
+  elements: dict
+ignored:
+  description: Alerts that need nothing, each with its C(position) in the message and the C(reason).
+  returned: success and O(state=opened)
+  type: list
+  elements: dict
+truncated_alerts:
+  description: How many alerts Alertmanager left out of the message. More than zero asks for a look at Alertmanager.
+  returned: success and O(state=opened)
+  type: int
+incident:
+  description: The incident, as in RV(incidents).
+  returned: success and O(state=closed) or O(state=released)
+  type: dict
+pruned:
+  description: How many rows were forgotten.
+  returned: success and O(state=pruned)
+  type: int
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.opening import ended, open_incidents
+
+GROUP_SPEC = {
+    "kind": {"required": True},
+    "name": {"required": True},
+    "nodes": {"type": "list", "elements": "str", "required": True},
+    "domain": {"default": "unknown"},
+}
+END_STATES = ["no_action", "fence_lifted", "contained", "quarantined_overdue", "held_for_human", "cancelled_by_human"]
+SUBJECTS = ("alert_file", "inbox_ids", "incident_ids", "node", "group")
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            **LEDGER_SPEC,
+            "state": {"default": "opened", "choices": ["opened", "closed", "released", "pruned"]},
+            "alert_file": {"type": "path"},
+            "inbox_ids": {"type": "list", "elements": "int"},
+            "incident_ids": {"type": "list", "elements": "str"},
+            "node": {},
+            "gpu": {},
+            "group": {"type": "dict", "options": GROUP_SPEC},
+            "inventory": {"type": "dict", "default": {}},
+            "alert_labels": {"type": "dict", "default": {}},
+            "limits": {"type": "dict", "default": {}},
+            "max_running": {"type": "int", "default": 0},
+            "anew": {"type": "bool", "default": False},
+            "incident_id": {},
+            "end_state": {"choices": END_STATES},
+            "reason": {},
+            "checks": {"type": "dict", "default": {}},
+            "older_than_days": {"type": "int", "default": 90},
+        },
+        mutually_exclusive=[SUBJECTS],
+        required_if=[("state", "opened", SUBJECTS, True), ("state", "closed", ["incident_id"]), ("state", "released", ["incident_id"])],
+        required_by={"gpu": ["node"]},
+        supports_check_mode=True,
+    )
+    params = module.params
+    try:
+        ledger = open_ledger(params["ledger_url"], module.check_mode)
+        if params["state"] == "opened":
+            result = open_incidents(ledger, params)
+        elif params["state"] == "pruned":
+            pruned = ledger.prune(params["older_than_days"])
+            result = {"changed": pruned > 0, "pruned": pruned}
+        else:
+            result = ended(ledger, params)
+    except RemediationError as error:
+        module.fail_json(**error.failure())
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

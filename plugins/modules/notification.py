@@ -1,0 +1,134 @@
+#!/usr/bin/python
+
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: notification
+short_description: Hand out notifications, and keep what became of them
+description:
+  - Notifications are written in the same transaction as what they tell of, once an incident and state.
+  - A claimed notification is handed to nobody else for two minutes. One that failed comes up again, later each time.
+version_added: "0.1.0"
+author: The gpuops.remediation maintainers (@gpuops)
+extends_documentation_fragment:
+  - gpuops.remediation.attributes
+  - gpuops.remediation.ledger
+attributes:
+  check_mode:
+    support: full
+  diff_mode:
+    support: none
+  idempotent:
+    support: partial
+    details:
+      - Claiming again returns what is due by then.
+options:
+  state:
+    description: What to do.
+    type: str
+    required: true
+    choices:
+      claimed: Take those that are due, to send them.
+      sent: They were sent.
+      failed: They could not be sent.
+      queued: Queue one of one's own, once for its O(key).
+  ids:
+    description: With O(state=sent) or O(state=failed), which.
+    type: list
+    elements: int
+  why:
+    description: With O(state=failed), what went wrong.
+    type: str
+  limit:
+    description: With O(state=claimed), how many at most.
+    type: int
+    default: 50
+  key:
+    description: With O(state=queued), what makes two notifications the same.
+    type: str
+  topic:
+    description: With O(state=queued), what it is about, in one word.
+    type: str
+  payload:
+    description: With O(state=queued), what it says.
+    type: dict
+    default: {}
+"""
+
+EXAMPLES = r"""
+- name: Take what is due
+  gpuops.remediation.notification:
+    state: claimed
+  register: due
+
+- name: Say that it was sent
+  gpuops.remediation.notification:
+    state: sent
+    ids: "{{ due.notifications | map(attribute='id') }}"
+"""
+
+RETURN = r"""
+notifications:
+  description: Those that are to be sent now.
+  returned: success and O(state=claimed)
+  type: list
+  elements: dict
+  contains:
+    id:
+      description: Its number, for O(ids).
+      type: int
+    topic:
+      description: The state in which an incident ended, or V(alert_held) or V(breaker_tripped).
+      type: str
+    incident_id:
+      description: The incident, if it is about one.
+      type: str
+    payload:
+      description: What it says.
+      type: dict
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            **LEDGER_SPEC,
+            "state": {"required": True, "choices": ["claimed", "sent", "failed", "queued"]},
+            "ids": {"type": "list", "elements": "int"},
+            "why": {},
+            "limit": {"type": "int", "default": 50},
+            "key": {"no_log": False},
+            "topic": {},
+            "payload": {"type": "dict", "default": {}},
+        },
+        required_if=[("state", "sent", ["ids"]), ("state", "failed", ["ids", "why"]), ("state", "queued", ["key", "topic"])],
+        supports_check_mode=True,
+    )
+    params = module.params
+    state = params["state"]
+    try:
+        ledger = open_ledger(params["ledger_url"], module.check_mode)
+        if state == "claimed":
+            due = ledger.claim_notifications(params["limit"])
+            result = {"changed": bool(due), "notifications": due}
+        elif state == "queued":
+            result = {"changed": ledger.notify(params["key"], params["topic"], params["payload"])}
+        elif state == "sent":
+            result = {"changed": ledger.notifications_sent(params["ids"]) > 0}
+        else:
+            result = {"changed": ledger.notifications_failed(params["ids"], params["why"]) > 0}
+    except RemediationError as error:
+        module.fail_json(**error.failure())
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
