@@ -1,4 +1,5 @@
-# `make help` lists the targets; everything runs from a bare clone and keeps what it installs in ~/.cache/gpuops (GPUOPS_CACHE).
+# `make help` lists the targets; everything runs from a bare clone and keeps what it installs outside of it.
+export GPUOPS_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpuops
 export PATH := $(CURDIR)/.ansible/venv/bin:$(PATH)
 export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.ansible/collections
 gate := @tests/tools/gate

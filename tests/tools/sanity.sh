@@ -2,7 +2,7 @@
 # ansible-test sanity on every supported Python found here; arguments are passed on.
 # It insists on a real folder .../ansible_collections/gpuops/remediation, so it gets a copy of the checkout.
 set -eu
-cache=${GPUOPS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpuops}
+cache=${GPUOPS_CACHE:-$HOME/.cache/gpuops}
 copy=$cache/sanity-$(pwd | cksum | cut -d' ' -f1)/ansible_collections/gpuops/remediation
 rm -rf "$copy"
 mkdir -p "$copy"

@@ -3,7 +3,7 @@
 # A part is finished when its folder holds `.done`; whatever an interrupted run left is built again.
 set -eu
 cd "$(dirname "$0")/../.."
-cache=${GPUOPS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/gpuops}
+cache=${GPUOPS_CACHE:-$HOME/.cache/gpuops}
 ansible_bundle=14.5.0 # the PyPI package whose wheel carries kubernetes.core
 oldest_core=2.17.14   # the oldest ansible-core that galaxy.yml's collection supports
 newest_core=2.21.5    # needs Python 3.12
@@ -136,3 +136,5 @@ if begin "$primed" "ansible-test's environments"; then
     PATH=$venv/bin:$PATH tests/tools/sanity.sh --prime-venvs >"$primed/log" 2>&1 || { tail -n 20 "$primed/log"; exit 1; }
     touch "$primed/.done"
 fi
+
+PYTHONPATH=tests/support exec "$venv/bin/python" -m cluster build >/dev/null
