@@ -103,54 +103,55 @@ class FakeChange:
 
 
 class FakeLedger:
-    """The changes as the contract says; `asked` is the order of everything, `refuse` raises in its place."""
+    """The changes, as the ledger keeps them; `asked` is the order of everything, `refuse` raises in its place."""
 
-    def __init__(self) -> None:
+    def __init__(self, check_mode: bool = False) -> None:
+        self.check_mode = check_mode
         self.rows: list[FakeChange] = []
         self.asked: list[Any] = []
         self.refuse: dict[str, Exception] = {}
 
-    def _ask(self, what: str, *arguments: Any) -> None:
+    def _ask(self, what: str, *arguments: Any) -> list[FakeChange]:
+        """The rows to work on: copies, where nothing of it is to stay."""
         self.asked.append((what, *arguments))
         if what in self.refuse:
             raise self.refuse[what]
-
-    def _open(self, target: str) -> FakeChange | None:
-        return next((row for row in self.rows if row.target == target and row.status != "reverted"), None)
+        return copy.deepcopy(self.rows) if self.check_mode else self.rows
 
     def authorize(self, incident_id: str, write: str) -> None:
         self._ask("authorize", incident_id, write)
 
     def take_slot(self, incident_id: str, node: str, groups: Any) -> None:
-        self._ask("take_slot", incident_id, node)
+        self._ask("take_slot", incident_id, node, groups)
 
     def intend(self, incident_id: str, target: str, before: Any, wanted: Any) -> FakeChange:
-        self._ask("intend", incident_id, target)
-        row = self._open(target)
+        rows = self._ask("intend", incident_id, target)
+        row = _open(rows, target)
         if row is None:
-            row = FakeChange(len(self.rows), target, before, wanted)
-            self.rows.append(row)
+            row = FakeChange(len(rows), target, before, wanted)
+            rows.append(row)
         if incident_id not in row.owners:
             row.owners.append(incident_id)
         return row
 
-    def applied(self, change_id: Any, after: Any) -> None:
-        self._ask("applied", change_id)
-        self.rows[change_id].status = "applied"
-        self.rows[change_id].after = after
+    def applied(self, change_id: int, after: Any) -> None:
+        rows = self._ask("applied", change_id)
+        if not self.check_mode:
+            rows[change_id].status, rows[change_id].after = "applied", after
 
-    def disown(self, incident_id: str, target: str) -> FakeChange:
-        self._ask("disown", incident_id, target)
-        row = self._open(target)
-        assert row is not None
-        if incident_id in row.owners:
+    def disown(self, incident_id: str, target: str) -> FakeChange | None:
+        row = _open(self._ask("disown", incident_id, target), target)
+        if row and incident_id in row.owners:
             row.owners.remove(incident_id)
             row.past_owners.add(incident_id)
         return row
 
-    def reverted(self, change_id: Any) -> None:
-        self._ask("reverted", change_id)
-        self.rows[change_id].status = "reverted"
+    def reverted(self, change_id: int) -> None:
+        self._ask("reverted", change_id)[change_id].status = "reverted"
 
     def changes(self, incident_id: str) -> list[FakeChange]:
         return [row for row in self.rows if incident_id in {*row.owners, *row.past_owners}]
+
+
+def _open(rows: list[FakeChange], target: str) -> FakeChange | None:
+    return next((row for row in rows if row.target == target and row.status != "reverted"), None)

@@ -85,7 +85,8 @@ class NodeWriter:
             return want
 
         def before_write(node: Node) -> None:
-            self.permit.check("taint", slot=True)
+            self.permit.check("taint")
+            self.permit.take_slot()
             for part, value in parts.items():
                 change = self.permit.intend(part, part_of(node, part), value)
                 if change:
@@ -117,22 +118,17 @@ class NodeWriter:
                 if not asked:  # anew in each attempt and after the node was read: an incident that joined meanwhile keeps its taint
                     asked = True
                     to_undo.clear()
-                    to_undo.update(self._stop_wanting(mine))
+                    if mine:
+                        self.permit.check("release")
+                    to_undo.update(self.permit.disown(mine))
                 return release_want(node, incident.id, {part: (change.before, change.wanted) for part, change in to_undo.items()})
 
             return want
 
         outcome = self._settle(prepare, lambda node: self.permit.check("release"))
-        for change in to_undo.values() if not self.check_mode else ():
+        for change in to_undo.values():
             self.permit.reverted(change)
         return outcome
-
-    def _stop_wanting(self, mine: Mapping[str, Change]) -> dict[str, Change]:
-        if self.check_mode:
-            return {part: change for part, change in mine.items() if len(change.owners) < 2}
-        if mine:
-            self.permit.check("release")
-        return self.permit.disown(mine)
 
     def _settle(
         self,
@@ -159,13 +155,16 @@ class NodeWriter:
                     raise NodeGone(f"node {self.name} was deleted") from None
                 after_write()
 
-            return converge(
+            outcome = converge(
                 read,
                 lambda node: plan(node, want(node)),
                 lambda node, steps: wanted(node, want(node)),
                 write,
                 check_mode=self.check_mode,
             )
+            if self.check_mode and outcome.steps:
+                before_write(outcome.before)  # what would forbid the write forbids its prediction; the ledger takes it back
+            return outcome
 
         return self.deadline.attempt(attempt, Conflict, NotConverged)
 

@@ -16,28 +16,39 @@ from typing import Any, Callable, Protocol
 class Change(Protocol):
     """One row of the ledger: something that we altered, and who wants it so."""
 
-    id: Any
-    target: str
-    before: Any
-    wanted: Any
-    status: str
-    owners: Sequence[str]
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def target(self) -> str: ...
+
+    @property
+    def before(self) -> Any: ...
+
+    @property
+    def wanted(self) -> Any: ...
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def owners(self) -> Sequence[str]: ...
 
 
 class Ledger(Protocol):
-    """What this package needs of the ledger."""
+    """What this package needs of the ledger. One that was opened for check mode takes back whatever is written."""
 
-    def authorize(self, incident_id: str, write: str) -> None: ...
+    def authorize(self, incident_id: str, write: str) -> object: ...
 
-    def take_slot(self, incident_id: str, node: str, groups: Mapping[str, Any]) -> None: ...
+    def take_slot(self, incident_id: str, node: str, groups: Mapping[str, Any]) -> object: ...
 
     def intend(self, incident_id: str, target: str, before: Any, wanted: Any) -> Change: ...
 
-    def applied(self, change_id: Any, after: Any) -> None: ...
+    def applied(self, change_id: int, after: Any) -> object: ...
 
-    def disown(self, incident_id: str, target: str) -> Change: ...
+    def disown(self, incident_id: str, target: str) -> Change | None: ...
 
-    def reverted(self, change_id: Any) -> None: ...
+    def reverted(self, change_id: int) -> object: ...
 
     def changes(self, incident_id: str) -> Sequence[Change]: ...
 
@@ -62,22 +73,24 @@ class Permit:
     incident: Incident | None = None
     renew_lock: Callable[[], object] | None = None
 
-    def check(self, write: str, *, slot: bool = False) -> None:
+    def check(self, write: str) -> None:
         """Raises whatever forbids this write now."""
         if self.incident:
             self.incident.ledger.authorize(self.incident.id, write)
         if self.renew_lock:
             self.renew_lock()
-        if self.incident and slot:
+
+    def take_slot(self) -> None:
+        if self.incident:
             self.incident.ledger.take_slot(self.incident.id, self.node, self.incident.groups)
 
     def changes(self) -> dict[str, Change]:
-        """What this incident has changed on this node."""
+        """What this incident has changed on this node, as far as it stands."""
         if not self.incident:
             return {}
-        found = {change.target: change for change in self.incident.ledger.changes(self.incident.id) if change.status != "reverted"}
+        found = [change for change in self.incident.ledger.changes(self.incident.id) if change.status in ("intended", "applied")]
         prefix = self._target("")
-        return {target[len(prefix) :]: change for target, change in found.items() if target.startswith(prefix)}
+        return {change.target[len(prefix) :]: change for change in found if change.target.startswith(prefix)}
 
     def intend(self, part: str, before: Any, wanted: Any) -> Change | None:
         if not self.incident:
@@ -93,7 +106,7 @@ class Permit:
         if not self.incident:
             return {}
         left = {part: self.incident.ledger.disown(self.incident.id, self._target(part)) for part in parts}
-        return {part: change for part, change in left.items() if not change.owners}
+        return {part: change for part, change in left.items() if change and not change.owners}
 
     def reverted(self, change: Change) -> None:
         if self.incident:

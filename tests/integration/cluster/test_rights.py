@@ -17,6 +17,8 @@ EVERYWHERE = {
     ("pods", "get"),
     ("pods", "list"),
     ("pods/eviction", "create"),
+    ("poddisruptionbudgets", "list"),
+    ("resourceclaims", "get"),
 }
 LOCKS = {("leases", verb) for verb in ("get", "create", "update")}
 # What Kubernetes gives to every account: questions about itself.

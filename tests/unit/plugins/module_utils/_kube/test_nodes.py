@@ -325,12 +325,22 @@ def test_check_mode_plans_the_same_and_writes_nothing(state):
     for world in (predicted, real):
         if state != "present":
             world.writer().present([OURS])
+    predicted.ledger.check_mode = True
     writes, rows = len(predicted.api.writes()), [vars(row).copy() for row in predicted.ledger.rows]
     check, done = run(predicted, True), run(real, False)
     assert len(predicted.api.writes()) == writes
     assert [vars(row) for row in predicted.ledger.rows] == rows
     assert check.steps == done.steps
     assert (check.after.taints, check.after.incidents) == (done.after.taints, done.after.incidents)
+
+
+def test_check_mode_says_what_would_be_refused():
+    """S4, S8."""
+    world = World()
+    world.ledger.check_mode = True
+    world.ledger.refuse["take_slot"] = RemediationError("tripped")
+    with pytest.raises(RemediationError, match="tripped"):
+        world.writer(check_mode=True).present([OURS])
 
 
 def test_side_by_side_has_a_result_for_each():

@@ -1,0 +1,197 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""Which pods leave a node, and how far they are: the pure part of a drain. Pods are the API's own JSON; a pod is its UID, not its name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Taint
+from ansible_collections.gpuops.remediation.plugins.module_utils._names import ANNOTATION_EVICT, GPU_RESOURCE_PREFIX
+
+Pod = Mapping[str, Any]
+MIRROR = "kubernetes.io/config.mirror"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which pods are meant (S11). Without `uids` a GPU's pods are those that request or claim one."""
+
+    scope: str  # gpu | node
+    uids: Collection[str] | None = None
+    gpu_claims: Collection[str] = ()  # <namespace>/<name> of the ResourceClaims that hold a GPU
+    own_uids: Collection[str] = ()  # the responder's own pods
+    evict_unmanaged: bool = False
+
+    def meant(self, pod: Pod) -> bool:
+        """Whether it must be gone before the node is done."""
+        if _finished(pod) or MIRROR in _annotations(pod) or _controller(pod).get("kind") == "DaemonSet" or uid(pod) in self.own_uids:
+            return False
+        if self.scope == "node":
+            return True
+        return uid(pod) in self.uids if self.uids is not None else _has_gpu(pod, self.gpu_claims)
+
+    def why_kept(self, pod: Pod) -> str | None:
+        """Why one that is meant stays for a human to decide; None for the others. One that is ending already is only waited for."""
+        if terminating(pod):
+            return None
+        if _annotations(pod).get(ANNOTATION_EVICT) == "never":
+            return f"annotated {ANNOTATION_EVICT}: never"
+        if not _controller(pod) and not self.evict_unmanaged:
+            return "no controller would make it again"
+        return None
+
+
+def uid(pod: Pod) -> str:
+    return str(pod["metadata"]["uid"])
+
+
+def terminating(pod: Pod) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def describe(pod: Pod) -> dict[str, str]:
+    """For people and results."""
+    metadata = pod["metadata"]
+    return {"namespace": metadata["namespace"], "name": metadata["name"], "uid": metadata["uid"]}
+
+
+def eviction(pod: Pod, seconds_left: float) -> dict[str, Any]:
+    """The request to evict exactly this pod: its own grace period, cut only to what is left."""
+    options: dict[str, Any] = {"preconditions": {"uid": uid(pod)}}
+    own = pod["spec"].get("terminationGracePeriodSeconds", 30)
+    if own > seconds_left:
+        options["gracePeriodSeconds"] = max(1, int(seconds_left))
+    names = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
+    return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": names, "deleteOptions": options}
+
+
+def tolerates(pod: Pod, taints: Iterable[Taint]) -> bool:
+    """Whether the scheduler may put it (back) on a node with these taints."""
+    tolerations = pod["spec"].get("tolerations") or ()
+    return all(any(_matches(each, taint) for each in tolerations) for taint in taints if taint["effect"] in ("NoSchedule", "NoExecute"))
+
+
+def why_left(pod: Pod, refusal: str | None) -> str:
+    """Why a pod is still there."""
+    metadata = pod["metadata"]
+    if not terminating(pod):
+        return refusal or "not evicted yet"
+    told = f"terminating since {metadata['deletionTimestamp']}, grace period {metadata.get('deletionGracePeriodSeconds', 0)} s"
+    if metadata.get("finalizers"):
+        told += f", finalizers {', '.join(metadata['finalizers'])}"
+    return told
+
+
+def budgets_that_block(pods: Sequence[Pod], budgets: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The PodDisruptionBudgets that now allow fewer disruptions than these evictions need."""
+    found = []
+    for budget in budgets:
+        metadata = budget["metadata"]
+        under = [
+            pod["metadata"]["name"]
+            for pod in pods
+            if pod["metadata"]["namespace"] == metadata["namespace"]
+            and not terminating(pod)
+            and _selects(budget["spec"].get("selector"), pod["metadata"].get("labels") or {})
+        ]
+        allowed = (budget.get("status") or {}).get("disruptionsAllowed", 0)
+        if len(under) > allowed:
+            found.append({"namespace": metadata["namespace"], "name": metadata["name"], "allowed": allowed, "pods": under})
+    return found
+
+
+def moves(evicted: Sequence[Pod], now: Iterable[Pod], known: Collection[str]) -> list[dict[str, Any]]:
+    """Where the work of evicted pods went: to a pod of the same controller that was not there before (`known`)."""
+    fresh: dict[str, list[Pod]] = {}
+    for pod in sorted(now, key=lambda pod: str(pod["metadata"].get("creationTimestamp", ""))):
+        if uid(pod) not in known and _controller(pod):
+            fresh.setdefault(_controller(pod)["uid"], []).append(pod)
+    answer = []
+    for pod in evicted:
+        candidates = fresh.get(_controller(pod).get("uid", ""), [])
+        # A StatefulSet's pod comes back under its name; elsewhere one successor is as good as another.
+        successor = next((each for each in candidates if each["metadata"]["name"] == pod["metadata"]["name"]), next(iter(candidates), None))
+        if successor:
+            candidates.remove(successor)
+        answer.append({"from": describe(pod), **_place(successor)})
+    return answer
+
+
+def settled(moved: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the scheduler has had its say on all of them."""
+    return all(move["to_node"] or (move["to"] and move["pending"]) for move in moved)
+
+
+def _place(pod: Pod | None) -> dict[str, Any]:
+    if pod is None:
+        return {"to": None, "to_node": None, "pending": "no successor yet"}
+    node = pod["spec"].get("nodeName")
+    conditions = {each["type"]: each for each in (pod.get("status") or {}).get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled", {})
+    pending = None if node else scheduled.get("message") or scheduled.get("reason")
+    return {"to": describe(pod), "to_node": node, "pending": pending}
+
+
+def _finished(pod: Pod) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def _annotations(pod: Pod) -> Mapping[str, str]:
+    return pod["metadata"].get("annotations") or {}
+
+
+def _controller(pod: Pod) -> Mapping[str, Any]:
+    return next((owner for owner in pod["metadata"].get("ownerReferences") or () if owner.get("controller")), {})
+
+
+def _has_gpu(pod: Pod, gpu_claims: Collection[str]) -> bool:
+    if any(claim in gpu_claims for claim in claims(pod)):
+        return True
+    spec = pod["spec"]
+    for container in [*spec["containers"], *(spec.get("initContainers") or ())]:
+        resources = container.get("resources") or {}
+        for name, amount in {**(resources.get("requests") or {}), **(resources.get("limits") or {})}.items():
+            if name.startswith(GPU_RESOURCE_PREFIX) and str(amount) != "0":
+                return True
+    return False
+
+
+def claims(pod: Pod) -> list[str]:
+    """The ResourceClaims of a pod, as <namespace>/<name>."""
+    made = {each["name"]: each.get("resourceClaimName") for each in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
+    names = [each.get("resourceClaimName") or made.get(each["name"]) for each in pod["spec"].get("resourceClaims") or ()]
+    return [f"{pod['metadata']['namespace']}/{name}" for name in names if name]
+
+
+def _matches(toleration: Mapping[str, Any], taint: Taint) -> bool:
+    if toleration.get("effect") and toleration["effect"] != taint["effect"]:
+        return False
+    if toleration.get("operator") == "Exists":
+        return not toleration.get("key") or toleration["key"] == taint["key"]
+    return toleration.get("key") == taint["key"] and (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def _selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
+    """A budget without a selector is for no pod, one with an empty selector for all of its namespace."""
+    if selector is None:
+        return False
+    if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):
+        return False
+    return all(_meets(each, labels) for each in selector.get("matchExpressions") or ())
+
+
+def _meets(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    value, values = labels.get(expression["key"]), expression.get("values") or ()
+    return {
+        "In": value is not None and value in values,
+        "NotIn": value is None or value not in values,
+        "Exists": value is not None,
+        "DoesNotExist": value is None,
+    }[expression["operator"]]

@@ -1,0 +1,212 @@
+#!/usr/bin/python
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_drain
+short_description: Evict pods from a Kubernetes node within a deadline
+description:
+  - Asks for evictions, so that PodDisruptionBudgets are kept, and asks again until O(deadline_seconds) while they refuse. One pod's refusals
+    do not keep the others waiting.
+  - Follows pods by their UIDs until they are gone, and fails when one is left, saying which and why.
+  - A pod's own grace period is kept, and cut only to what is left of O(deadline_seconds).
+  - Mirror pods, pods of a DaemonSet, the responder's own pods and pods that have completed are never touched.
+    Pods that no controller would make again stay unless O(evict_unmanaged=true), and pods annotated C(gpuops.remediation/evict=never) stay
+    always; RV(kept) names both.
+  - The node is not tainted by this module, and no cordon is ever lifted by it.
+version_added: "0.1.0"
+author: The gpuops.remediation maintainers (@gpuops)
+extends_documentation_fragment:
+  - gpuops.remediation.attributes
+  - gpuops.remediation.kubernetes
+  - gpuops.remediation.kubernetes.lock
+  - gpuops.remediation.ledger
+attributes:
+  check_mode:
+    support: full
+    details:
+      - Says what would be evicted, and which PodDisruptionBudgets would refuse some of it now.
+  diff_mode:
+    support: full
+    details:
+      - Shows the pods before and after.
+  idempotent:
+    support: full
+options:
+  node:
+    description: The node's name.
+    type: str
+    required: true
+  uid:
+    description: The UID that the node must have. A node which was deleted and created again under its name is left alone.
+    type: str
+  scope:
+    description: What is to become free.
+    type: str
+    default: node
+    choices:
+      node:
+        - All pods go.
+      gpu:
+        - The O(pods), if they are given; else all pods that request or claim a GPU.
+  pods:
+    description: The pods that are known for certain to use the sick GPU.
+    type: list
+    elements: dict
+    suboptions:
+      uid:
+        description: The pod's UID.
+        type: str
+        required: true
+  deadline_seconds:
+    description: How long all of it may take.
+    type: float
+    default: 300.0
+  evict_unmanaged:
+    description: Evict pods without a controller too. Nothing makes them again.
+    type: bool
+    default: false
+  cordon:
+    description:
+      - Mark the node as unschedulable first. With an incident this is recorded as a change, which M(gpuops.remediation.node_taint) with
+        O(gpuops.remediation.node_taint#module:state=absent) undoes, unless the node was cordoned before.
+    type: bool
+    default: false
+seealso:
+  - module: gpuops.remediation.node_taint
+"""
+
+EXAMPLES = r"""
+- name: Evict what uses a GPU of the node
+  gpuops.remediation.node_drain:
+    node: gpu-1
+    scope: gpu
+    deadline_seconds: 240
+  delegate_to: localhost
+
+- name: Evict the pods of one GPU for an incident
+  gpuops.remediation.node_drain:
+    node: gpu-1
+    uid: 0b9b8cb0-4a4a-4b51-9d2e-6a2d1f6d0f5a
+    scope: gpu
+    pods:
+      - uid: 5f7dd6b1-31f5-4c0b-8d0c-0d5f64a9a0aa
+    incident_id: 01JD3V5K3M
+    lock_token: 7
+    lock_holder: controller-1
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+evicted:
+  description: The pods that are gone; in check mode those that would be evicted.
+  returned: always
+  type: list
+  elements: dict
+  sample: [{namespace: default, name: inference-7d9f-x2x4v, uid: 5f7dd6b1-31f5-4c0b-8d0c-0d5f64a9a0aa}]
+left:
+  description: The pods that are still there, and why.
+  returned: always
+  type: list
+  elements: dict
+  sample:
+    - namespace: default
+      name: inference-7d9f-x2x4v
+      uid: 5f7dd6b1-31f5-4c0b-8d0c-0d5f64a9a0aa
+      why: "DisruptionBudget: The disruption budget inference needs 2 healthy pods and has 2 currently"
+kept:
+  description: The pods that were left for a human to decide, and why.
+  returned: always
+  type: list
+  elements: dict
+  sample: [{namespace: default, name: notebook, uid: 2c0d9c2e-5c0e-4f5c-9a53-3f9b1f1a0c11, why: no controller would make it again}]
+moved:
+  description: Where the work of the evicted pods went. It is told, not waited for longer than a few seconds.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    from:
+      description: The evicted pod.
+      type: dict
+    to:
+      description: The pod that its controller made instead, or null.
+      type: dict
+    to_node:
+      description: That pod's node, or null.
+      type: str
+    pending:
+      description: Why it has none; the scheduler's words, if it spoke.
+      type: str
+blocked:
+  description: In check mode, the PodDisruptionBudgets that now allow fewer evictions than are needed.
+  returned: always
+  type: list
+  elements: dict
+  sample: [{namespace: default, name: inference, allowed: 0, pods: [inference-7d9f-x2x4v]}]
+actions:
+  description: What was or would be done.
+  returned: success
+  type: list
+  elements: dict
+error_kind:
+  description:
+    - V(evict_incomplete), pods are left; V(human_override), somebody lifted the incident's taint or cordon; V(node_gone), V(node_recreated),
+      V(not_managed); V(api_unavailable); or a kind of the ledger or the lock.
+  returned: failure
+  type: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.argspec import (
+    CONNECTION_SPEC,
+    LOCK_SPEC,
+    api_of,
+    ledger_of,
+    permit_of,
+)
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.drain import Drain, result_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Selection
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            **CONNECTION_SPEC,
+            **LOCK_SPEC,
+            **LEDGER_SPEC,
+            "node": {"required": True},
+            "uid": {},
+            "scope": {"default": "node", "choices": ["node", "gpu"]},
+            "pods": {"type": "list", "elements": "dict", "options": {"uid": {"required": True}}},
+            "deadline_seconds": {"type": "float", "default": 300.0},
+            "evict_unmanaged": {"type": "bool", "default": False},
+            "cordon": {"type": "bool", "default": False},
+        },
+        required_by={"lock_token": ["lock_holder"]},
+        supports_check_mode=True,
+    )
+    params = module.params
+    deadline = Deadline(params["deadline_seconds"])
+    certain = None if params["pods"] is None else {pod["uid"] for pod in params["pods"]}
+    selection = Selection(params["scope"], certain, evict_unmanaged=params["evict_unmanaged"])
+    try:
+        api = api_of(params)
+        permit = permit_of(params["node"], params, api, ledger_of(params, module.check_mode), deadline, module.check_mode)
+        writer = NodeWriter(api, permit, deadline, params["uid"], module.check_mode)
+        cordoned = writer.present(cordon=True) if params["cordon"] else None
+        result = result_of(Drain(writer, selection, params["lock_namespace"]).run(), cordoned)
+    except RemediationError as error:
+        module.fail_json(**error.failure())
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
