@@ -1,0 +1,159 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The kubelets' node side: the pure half on made-up pods, the whole on the real control plane."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gpusim
+import nvml_child
+import pytest
+from gpusim import kubelet
+from gpusim.node import Node
+from gpusim.state import start_ticks
+
+pytest_plugins = ["cluster.fixtures"]
+
+
+def pod(uid: str = "0f5a-1", gpus: int = 1, node: str = "gpu-1", stops_after: str = "", **changes: Any) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "metadata": {"uid": uid, "name": f"pod-{uid}", "namespace": "default", "annotations": {kubelet.STOPS_AFTER: stops_after}},
+        "spec": {
+            "nodeName": node,
+            "containers": [
+                {"name": "main", "image": "registry.example/inference:1", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
+            ],
+        },
+        "status": {"phase": "Running"},
+    }
+    body["metadata"].update(changes)
+    return body
+
+
+def deleted(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "metadata": {**body["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+
+
+def sync(node: Node, *pods: dict[str, Any]) -> dict[str, Any]:
+    list(kubelet.sync(node, pods))
+    found: dict[str, Any] = node.state()["pods"]
+    return found
+
+
+def ended(pid: int, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while start_ticks(pid) is not None and time.monotonic() < until:
+        time.sleep(0.02)
+    return start_ticks(pid) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", "normal"), ("20s", "late:20"), ("1m30s", "late:90"), ("300ms", "late:1"), ("never", "never"), ("soon", "normal")],
+)
+def test_how_a_pod_ends(text: str, expected: str) -> None:
+    assert kubelet.ends(pod(stops_after=text)) == expected
+
+
+def test_a_pod_has_a_process_with_its_gpus(node: Node) -> None:
+    record = sync(node, pod(gpus=2), pod("elsewhere", node="gpu-9"), pod("cpu-only", gpus=0))
+    assert list(record) == ["0f5a-1"] and record["0f5a-1"]["gpus"] == [0, 1]
+    own = Path(f"/proc/{record['0f5a-1']['pid']}/cgroup").read_text(encoding="utf-8").splitlines()[-1]
+    head, _slash, scope = own.rpartition("/")
+    assert head.endswith("/gpu-1/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0f5a_1.slice")
+    assert scope.startswith("cri-containerd-") and scope.endswith(".scope") and len(scope) == len("cri-containerd-.scope") + 64
+    assert nvml_child.ask(node.library, "result = [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(gpu(1))]") == [
+        record["0f5a-1"]["pid"]
+    ]
+    before = node.state()["pods"]
+    assert sync(node, pod(gpus=2)) == before, "again changes nothing"
+
+
+def test_gpus_are_handed_out_once(node: Node) -> None:
+    records = sync(node, pod("a"), pod("b"), pod("c"))
+    assert [records[uid]["gpus"] for uid in records] == [[0], [1]]
+    lines = list(kubelet.sync(node, [pod("a"), pod("b"), pod("c")]))
+    assert lines == ["pod-c: waits, 0 of 1 GPUs are free on gpu-1"]
+    assert sync(node, deleted(pod("a")), pod("b"), pod("c"))  # told to end
+    assert ended(records["a"]["pid"], 5)
+    assert sync(node, pod("b"), pod("c"))["c"]["gpus"] == [0]
+
+
+def test_a_killed_process_is_not_started_again_but_after_a_reboot_it_is(node: Node) -> None:
+    first = sync(node, pod())["0f5a-1"]["pid"]
+    os.kill(first, signal.SIGKILL)
+    assert ended(first, 5) and sync(node, pod())["0f5a-1"]["pid"] == first
+    node.reboot()
+    assert sync(node, pod())["0f5a-1"]["pid"] != first
+
+
+@pytest.mark.parametrize("stops_after", ["", "1s", "never"])
+def test_ends_as_the_annotation_says(node: Node, stops_after: str) -> None:
+    body = pod(stops_after=stops_after)
+    pid = sync(node, body)["0f5a-1"]["pid"]
+    sync(node, deleted(body))
+    sync(node, deleted(body))
+    assert ended(pid, 0.4) is (stops_after == "")
+    assert ended(pid, 1.6) is (stops_after != "never")
+    assert bool(sync(node)) is (stops_after == "never"), "a pod that the API forgot keeps its GPU while its process is there"
+    kubelet.stop(node)
+    assert start_ticks(pid) is None and node.state()["pods"] == {}
+
+
+def test_a_pod_removed_by_force_takes_its_process_along(node: Node) -> None:
+    pid = sync(node, pod(stops_after="1h"))["0f5a-1"]["pid"]
+    assert sync(node) == {} and start_ticks(pid) is None
+
+
+@pytest.fixture
+def serving(cluster: Any, node: Node) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "gpusim", "--root", str(node.root), "kubelet", "--kubeconfig", str(cluster.admin_kubeconfig)]
+    child = subprocess.Popen(command, cwd=Path(gpusim.__file__).parents[1], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        while "ready" not in (line := child.stdout.readline()):
+            assert line, "the kubelet ended"
+        yield child
+    finally:
+        child.terminate()
+        child.wait(20)
+
+
+def wait_for_pids(node: Node, count: int, seconds: float = 10) -> list[int]:
+    body = "result = sorted(p.pid for i in range(2) for p in n.nvmlDeviceGetComputeRunningProcesses(gpu(i)))"
+    until = time.monotonic() + seconds
+    while len(pids := nvml_child.ask(node.library, body)) != count and time.monotonic() < until:
+        time.sleep(0.1)
+    assert len(pids) == count
+    return list(pids)
+
+
+def test_pods_of_a_real_control_plane(cluster: Any, node: Node, serving: subprocess.Popen[str]) -> None:
+    cluster.objects.make_node("gpu-1", gpus=2)
+    cluster.objects.pod("quick", gpus=1)
+    cluster.objects.pod("stuck", gpus=1, stops_after="never", grace_seconds=1)
+    pids = wait_for_pids(node, 2)
+    quick, stuck = (next(r["pid"] for r in node.state()["pods"].values() if r["name"] == name) for name in ("quick", "stuck"))
+    assert pids == sorted([quick, stuck])
+    for name in ("quick", "stuck"):
+        cluster.admin.delete("Pod", name, "default")
+    assert wait_for_pids(node, 1) == [stuck]
+    cluster["kube-apiserver"].pause()
+    try:
+        time.sleep(1)
+        assert serving.poll() is None
+    finally:
+        cluster["kube-apiserver"].resume()
+    serving.terminate()
+    assert serving.wait(20) == 0
+    assert start_ticks(stuck) is None and not node.cgroups.joinpath("kubepods.slice").exists(), "it leaves nothing behind"
