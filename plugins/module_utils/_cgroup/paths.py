@@ -67,12 +67,25 @@ def parse_memberships(text: str) -> dict[str, str]:
 
 
 def process_path(memberships: Mapping[str, str]) -> str | None:
-    """The path that says most about whose the process is.
+    """The path that says most about whose the process is: a container's, else a unit's, else the first that is not the root.
 
-    On a hybrid machine one hierarchy may know the container while the others keep the process in their root.
+    On a hybrid machine the hierarchies differ: one may know the container where another has the runtime's unit or the root.
     """
     order = [memberships[name] for name in (V2, *_V1_ORDER) if name in memberships]
-    return next((path for path in order if owner_of(path)), next((path for path in order if path != "/"), order[0] if order else None))
+    owners = [(path, owner_of(path)) for path in order]
+    return next(
+        (
+            path
+            for telling in (
+                [path for path, owner in owners if owner and owner.container],
+                [path for path, owner in owners if owner],
+                [path for path in order if path != "/"],
+                order,
+            )
+            for path in telling
+        ),
+        None,
+    )
 
 
 def owner_of(path: str) -> Owner | None:

@@ -47,7 +47,7 @@ def read(
     if remember:
         missing += _remember(node, boot_id, gpus)
     gpus, unknown = records.select(gpus, wanted)
-    missing += [{"source": "nvml", "why": f"there is no GPU {name}"} for name in unknown]
+    missing += [{"source": "gpus", "why": f"there is no GPU {name}"} for name in unknown]
     log = answers["kernel_log"].items if with_kernel_log else []
     return {
         "node": {

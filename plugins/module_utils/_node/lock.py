@@ -16,25 +16,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Callable
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LockHeld, LockLost
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir
 
-LEASE_SECONDS = 30.0
+LEASE_SECONDS = 30
 _FILE = "lock.json"
-_RETRY_SECONDS = 1.0
-
-
-class LockLost(RemediationError):
-    """Somebody else has taken the lock, or nobody of ours ever had it: stop."""
-
-    kind = "lock_lost"
-
-
-class LockHeld(RemediationError):
-    """Somebody else has the lock and is alive."""
-
-    kind = "lock_held"
 
 
 @dataclass(frozen=True)
@@ -46,11 +33,8 @@ class Lease:
     boot_id: str | None = None
     until: float = 0.0
 
-    def is_of(self, token: int, holder: str) -> bool:
+    def is_of(self, token: int | None, holder: str) -> bool:
         return (self.token, self.holder) == (token, holder)
-
-    def seconds_left(self, boot_id: str, now: float) -> float:
-        return max(0.0, self.until - now) if self.holder is not None and self.boot_id == boot_id else 0.0
 
 
 def _boot_clock() -> float:
@@ -70,51 +54,40 @@ class FileLock:
         return Lease(**self._state.read(_FILE, {}))
 
     def seconds_left(self, lease: Lease) -> float:
-        return lease.seconds_left(self._boot_id, self._clock())
+        return max(0.0, lease.until - self._clock()) if lease.holder is not None and lease.boot_id == self._boot_id else 0.0
 
     def _write(self, token: int, holder: str | None) -> Lease:
         lease = Lease(token, holder, self._boot_id, self._clock() + self._lease_seconds if holder else 0.0)
         self._state.write(_FILE, asdict(lease))
         return lease
 
-    def plan_take(self, have: Lease, holder: str, token: int | None) -> int:
-        """The token with which `holder` may take the lock that reads `have`; the same token means that it is held already.
+    def token_for(self, have: Lease, holder: str, token: int | None) -> int:
+        """The token with which `holder` may take the lock that reads `have`.
 
-        `token` is one that another place gave out (a Kubernetes Lease, the ledger), which this file follows.
+        Without `token` this file is where the lock lives: who resumes under its own name does not wait for its own lease to lapse, but gets
+        a new token. With one the lock lives elsewhere and this file follows it: a newer token has proved there that the lock is its holder's.
+        The first token is the time, so that a folder that was wiped cannot bring old ones back.
         """
-        if token is not None and have.is_of(token, holder):
-            return token
-        if token is not None and token <= have.token:
-            raise LockLost(f"token {token} of {holder} is not newer than {have.token}, which the node has seen", lock=asdict(have))
-        left = self.seconds_left(have)
-        if token is None and left and have.holder != holder:  # who comes with a newer token has proved that the lease is theirs
-            raise LockHeld(f"{have.holder} holds the node's lock for {left:.0f} s more", lock=asdict(have))
-        return have.token + 1 if token is None else token
+        if token is None:
+            left = self.seconds_left(have)
+            if left and have.holder != holder:
+                raise LockHeld(f"{have.holder} holds the node's lock for another {left:.0f} s", holder=have.holder, token=have.token)
+            return have.token + 1 if have.token else int(time.time())
+        if token < have.token or (token == have.token and have.holder != holder):
+            raise LockLost(f"the node has seen token {have.token}: {token} of {holder} is not newer", holder=have.holder, token=have.token)
+        return token
 
-    def take(self, holder: str, token: int | None = None, wait_seconds: float = 0.0) -> Lease:
-        """Who resumes after a restart under its own name does not wait for its own lease to lapse, but gets a new token."""
-        deadline = time.monotonic() + wait_seconds
-        while True:
-            try:
-                with self._state.locked():
-                    return self._write(self.plan_take(self.read(), holder, token), holder)
-            except LockHeld:
-                if time.monotonic() + _RETRY_SECONDS > deadline:
-                    raise
-            time.sleep(_RETRY_SECONDS)
-
-    def check(self, token: int, holder: str) -> Lease:
-        have = self.read()
-        if not have.is_of(token, holder):
-            raise LockLost(
-                f"the node's lock is no longer {holder}'s with token {token}: {have.holder} has token {have.token}", lock=asdict(have)
-            )
-        return have
+    def take(self, holder: str, token: int | None = None) -> Lease:
+        with self._state.locked():
+            return self._write(self.token_for(self.read(), holder, token), holder)
 
     def check_and_renew(self, token: int, holder: str) -> Lease:
         """A lease that lapsed and that nobody took goes on with its token."""
         with self._state.locked():
-            self.check(token, holder)
+            have = self.read()
+            if not have.is_of(token, holder):
+                found = f"{have.holder or 'nobody'} has it with token {have.token}"
+                raise LockLost(f"{holder} lost the node's lock (token {token}): {found}", holder=have.holder, token=have.token)
             return self._write(token, holder)
 
     def release(self, token: int, holder: str) -> Lease:
@@ -125,14 +98,13 @@ class FileLock:
 
 
 def guard(node: Node, params: Mapping[str, Any], *, check_mode: bool) -> Callable[[], None]:
-    """What a module calls before it reads and before each write. Without a token there is no lock to keep."""
+    """What a module calls before it reads and before each write. Without a token there is no lock to keep; in check mode none was taken."""
     token, holder = params["lock_token"], params["lock_holder"]
-    if token is None:
+    if token is None or check_mode:
         return lambda: None
     lock = FileLock(node.state, node.proc.boot_id())
-    act = lock.check if check_mode else lock.check_and_renew
 
     def keep() -> None:
-        act(token, holder)
+        lock.check_and_renew(token, holder)
 
     return keep

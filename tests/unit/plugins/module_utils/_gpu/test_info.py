@@ -58,7 +58,7 @@ def test_nvml_hangs_and_nobody_knows_the_gpus_yet(node, monkeypatch):
     told = read(node, monkeypatch, "hang", wanted=[UUID])
     [gpu] = told["gpus"]
     assert (gpu["uuid"], gpu["minor"], gpu["lost"], gpu["processes_source"]) == (None, 0, False, "device_file")
-    assert [one["source"] for one in told["missing"]] == ["nvml", "nvml"]
+    assert [one["source"] for one in told["missing"]] == ["nvml", "gpus"]
     assert told["missing"][1]["why"] == f"there is no GPU {UUID}"
     assert told["xids"], "the kernel log is read all the same"
 
