@@ -155,3 +155,41 @@ class FakeLedger:
 
 def _open(rows: list[FakeChange], target: str) -> FakeChange | None:
     return next((row for row in rows if row.target == target and row.status != "reverted"), None)
+
+
+def pod(
+    name: str,
+    *,
+    uid: str = "",
+    node: str | None = None,
+    owner: str | None = "ReplicaSet",
+    owner_uid: str = "rs",
+    limits: dict[str, str] | None = None,
+    init_limits: dict[str, str] | None = None,
+    claims: dict[str, str] | None = None,
+    grace: int = 30,
+    tolerations: Any = (),
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+    finalizers: Any = (),
+    terminating: bool = False,
+    phase: str = "Running",
+    conditions: Any = (),
+    created: str = "2026-11-30T00:00:00Z",
+) -> dict[str, Any]:
+    """A pod as the API sends it."""
+    metadata: dict[str, Any] = {"name": name, "namespace": "default", "uid": uid or f"uid-{name}", "creationTimestamp": created}
+    metadata.update(labels=labels or {}, annotations=annotations or {}, finalizers=list(finalizers))
+    if owner:
+        metadata["ownerReferences"] = [{"kind": owner, "uid": owner_uid, "controller": True}]
+    if terminating:
+        metadata.update(deletionTimestamp="2026-11-30T00:00:00Z", deletionGracePeriodSeconds=grace)
+    spec = {
+        "nodeName": node,
+        "containers": [{"name": "main", "resources": {"limits": limits or {}}}],
+        "initContainers": [{"name": "init", "resources": {"limits": init_limits or {}}}],
+        "resourceClaims": [{"name": key, "resourceClaimName": value} for key, value in (claims or {}).items()],
+        "terminationGracePeriodSeconds": grace,
+        "tolerations": list(tolerations),
+    }
+    return {"metadata": metadata, "spec": spec, "status": {"phase": phase, "conditions": list(conditions)}}

@@ -17,6 +17,8 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._names import A
 
 Pod = Mapping[str, Any]
 MIRROR = "kubernetes.io/config.mirror"
+UNMANAGED = "no controller would make it again"
+NOT_YET = "no successor yet"
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Selection:
         if _annotations(pod).get(ANNOTATION_EVICT) == "never":
             return f"annotated {ANNOTATION_EVICT}: never"
         if not _controller(pod) and not self.evict_unmanaged:
-            return "no controller would make it again"
+            return UNMANAGED
         return None
 
 
@@ -109,34 +111,40 @@ def budgets_that_block(pods: Sequence[Pod], budgets: Iterable[Mapping[str, Any]]
 
 def moves(evicted: Sequence[Pod], now: Iterable[Pod], known: Collection[str]) -> list[dict[str, Any]]:
     """Where the work of evicted pods went: to a pod of the same controller that was not there before (`known`)."""
-    fresh: dict[str, list[Pod]] = {}
-    for pod in sorted(now, key=lambda pod: str(pod["metadata"].get("creationTimestamp", ""))):
-        if uid(pod) not in known and _controller(pod):
-            fresh.setdefault(_controller(pod)["uid"], []).append(pod)
-    answer = []
-    for pod in evicted:
-        candidates = fresh.get(_controller(pod).get("uid", ""), [])
+    fresh = sorted(
+        (pod for pod in now if uid(pod) not in known and _controller(pod)), key=lambda pod: str(pod["metadata"]["creationTimestamp"])
+    )
+    names = {pod["metadata"]["name"] for pod in evicted}
+
+    def successor(pod: Pod) -> Pod | None:
         # A StatefulSet's pod comes back under its name; elsewhere one successor is as good as another.
-        successor = next((each for each in candidates if each["metadata"]["name"] == pod["metadata"]["name"]), next(iter(candidates), None))
-        if successor:
-            candidates.remove(successor)
-        answer.append({"from": describe(pod), **_place(successor)})
-    return answer
+        for each in fresh:
+            same_name = each["metadata"]["name"] == pod["metadata"]["name"]
+            if _controller(each)["uid"] == _controller(pod).get("uid") and (same_name or each["metadata"]["name"] not in names):
+                fresh.remove(each)
+                return each
+        return None
+
+    return [{"from": describe(pod), **(_place(successor(pod)) if _controller(pod) else _nowhere(UNMANAGED))} for pod in evicted]
 
 
 def settled(moved: Iterable[Mapping[str, Any]]) -> bool:
     """Whether the scheduler has had its say on all of them."""
-    return all(move["to_node"] or (move["to"] and move["pending"]) for move in moved)
+    return all(move["to_node"] or move["pending"] not in (None, NOT_YET) for move in moved)
 
 
 def _place(pod: Pod | None) -> dict[str, Any]:
     if pod is None:
-        return {"to": None, "to_node": None, "pending": "no successor yet"}
+        return _nowhere(NOT_YET)
     node = pod["spec"].get("nodeName")
     conditions = {each["type"]: each for each in (pod.get("status") or {}).get("conditions") or ()}
     scheduled = conditions.get("PodScheduled", {})
     pending = None if node else scheduled.get("message") or scheduled.get("reason")
     return {"to": describe(pod), "to_node": node, "pending": pending}
+
+
+def _nowhere(why: str) -> dict[str, Any]:
+    return {"to": None, "to_node": None, "pending": why}
 
 
 def _finished(pod: Pod) -> bool:
