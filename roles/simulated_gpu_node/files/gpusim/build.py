@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -111,7 +112,7 @@ def _emit(source: Path) -> None:
         """,
     )
     ffi.embedding_init_code(_init_code())
-    with contextlib.redirect_stdout(sys.stderr):  # it tells what it does
+    with contextlib.redirect_stdout(io.StringIO()):  # it tells what it does
         ffi.emit_c_code(str(source))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 import time
 import uuid
@@ -299,6 +300,8 @@ class Node:
         """Start a process on some GPUs and enter it into NVML; returns its pid."""
         if "/" in name or not name:
             raise SimulatorError(f"not a process name: {name!r}")
+        if not re.fullmatch(r"normal|never|late:\d+", ends):
+            raise SimulatorError(f"not a way to end: {ends} (normal, late:SECONDS, never)")
         leaf = self.cgroups / (cgroup or f"system.slice/{name}.service").strip("/")
         if ".." in leaf.parts:
             raise SimulatorError(f"not a cgroup below the node's own: {cgroup}")
