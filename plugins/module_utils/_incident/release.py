@@ -8,10 +8,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof import counts
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import from_iso, iso
+
 Record = Mapping[str, Any]
+
+# What the kernel's PCI core says when a device was reset; no line of the driver's own tells it.
+_RESET = re.compile(r"^\d+,\d+,(?P<usec>\d+),[^;]*;nvidia (?P<pci>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): reset done")
 
 
 @dataclass(frozen=True)
@@ -27,8 +36,7 @@ class Check:
 class Case:
     """What a release is judged by.
 
-    `now` and `then` are answers of gpu_info: read for this release, and kept by the diagnose stage. `since` is the time (ISO 8601, UTC)
-    from which a fatal Xid counts: the repair. `resets` are recorded GPU resets, each {gpu_uuid, time}.
+    `now` and `then` are answers of gpu_info: read for this release, and kept by the diagnose stage. Times are ISO 8601, UTC.
     """
 
     opened_at: str
@@ -38,10 +46,42 @@ class Case:
     pci_bus_id: Optional[str]
     now: Record
     then: Record
-    resets: Sequence[Record]
     allowed_holders: Sequence[str]
     is_fatal: Callable[[int], bool]
     prometheus_url: Optional[str] = None
+
+    @classmethod
+    def of(
+        cls,
+        incident: Record,
+        now: Record,
+        *,
+        quarantines: Callable[[int], bool],
+        allowed_holders: Sequence[str] = (),
+        prometheus_url: Optional[str] = None,
+    ) -> Case:
+        """From the ledger's record of the incident. `quarantines` says of an Xid whether it alone would quarantine a GPU."""
+        verdict: Record = incident.get("verdict") or {}
+        diagnose: Record = (incident.get("stages") or {}).get("diagnose") or {}
+        evidence: Record = (diagnose.get("data") or {}).get("evidence") or {}
+        return cls(
+            opened_at=incident["opened_at"],
+            repair=verdict.get("repair") or "none",
+            scope=verdict.get("scope") or "gpu",
+            gpu_uuid=verdict.get("gpu_uuid"),
+            pci_bus_id=verdict.get("pci_bus_id"),
+            now=now,
+            then=evidence.get("info") or {},
+            allowed_holders=allowed_holders,
+            is_fatal=quarantines,
+            prometheus_url=prometheus_url,
+        )
+
+
+class NotReleasable(RemediationError):
+    """At least one check refuses the release."""
+
+    kind = "not_releasable"
 
 
 def checks(case: Case) -> list[Check]:
@@ -58,9 +98,13 @@ def checks(case: Case) -> list[Check]:
     ]
 
 
-def releasable(results: Iterable[Check]) -> bool:
-    """True when no check failed; a source that is not configured does not count against it."""
-    return all(check.ok is not False for check in results)
+def require(results: Iterable[Check]) -> None:
+    """Raises when a check failed; a source that is not configured does not count against it."""
+    results = list(results)
+    failed = [check for check in results if check.ok is False]
+    if failed:
+        words = "; ".join(f"{check.name}: {check.why}" for check in failed)
+        raise NotReleasable(f"not released: {words}", checks=[asdict(check) for check in results])
 
 
 def _same(gpu: Record, case: Case) -> bool:
@@ -100,7 +144,9 @@ def _answers(case: Case) -> Check:
 
 
 def _recovery_action(case: Case) -> Check:
-    asked = [f"{_name(gpu)} asks for {gpu.get('recovery_action')}" for gpu in _concerned(case, case.now) if gpu.get("recovery_action") != "none"]
+    asked = [
+        f"{_name(gpu)} asks for {gpu.get('recovery_action')}" for gpu in _concerned(case, case.now) if gpu.get("recovery_action") != "none"
+    ]
     return _verdict("recovery_action", asked, "the driver asks for none")
 
 
@@ -136,8 +182,17 @@ def _repair_time(case: Case) -> Optional[str]:
     node, before = case.now.get("node") or {}, case.then.get("node") or {}
     if node.get("boot_id") and node.get("boot_id") != before.get("boot_id"):
         return node.get("boot_time")
-    times = [reset["time"] for reset in case.resets if reset.get("gpu_uuid") == case.gpu_uuid and reset["time"] >= case.opened_at]
+    times = [time for pci, time in _resets(case.now) if pci == case.pci_bus_id and time >= case.opened_at]
     return max(times) if times else None
+
+
+def _resets(info: Record) -> list[tuple[str, str]]:
+    """PCI address and time of each reset in the kernel log of the present boot."""
+    boot_time = from_iso((info.get("node") or {}).get("boot_time"))
+    found = [_RESET.match(line) for line in info.get("kernel_log") or []]
+    if boot_time is None:
+        return []
+    return [(match["pci"], iso(boot_time + timedelta(microseconds=int(match["usec"]))) or "") for match in found if match]
 
 
 def _kernel_log(case: Case) -> Check:
@@ -158,7 +213,7 @@ def _holders(case: Case) -> Check:
         f"{process.get('name')} (pid {process.get('pid')}) on {_name(gpu)}"
         for gpu in _concerned(case, case.now)
         for process in gpu.get("processes") or []
-        if process.get("name") not in case.allowed_holders and process.get("executable") not in case.allowed_holders
+        if counts(process, case.allowed_holders)
     ]
     return _verdict("holders", holders, "none")
 

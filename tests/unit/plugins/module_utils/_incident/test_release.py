@@ -9,7 +9,7 @@ import copy
 
 import pytest
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.release import Case, checks, releasable
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.release import Case, NotReleasable, checks, require
 
 PCI = "0000:00:06.0"
 
@@ -28,16 +28,18 @@ def gpu(**changes):
     }
 
 
-def info(*gpus, boot="boot-1", xids=(), missing=()):
+def info(*gpus, boot="boot-1", xids=(), missing=(), resets=()):
+    """`resets` are seconds after the boot (that of boot-2 came an hour after the incident, that of boot-1 a day before)."""
     return {
-        "node": {"boot_id": boot, "boot_time": "2026-01-01T01:00:00Z"},
+        "node": {"boot_id": boot, "boot_time": "2026-01-01T01:00:00Z" if boot == "boot-2" else "2025-12-31T00:00:00Z"},
+        "kernel_log": [f"6,9,{int(seconds * 1e6)},-;nvidia {pci}: reset done" for pci, seconds in resets],
         "gpus": list(gpus),
         "xids": list(xids),
         "missing": list(missing),
     }
 
 
-def case(now, *, repair="reboot_node", resets=(), scope="gpu", prometheus_url=None, allowed=()):
+def case(now, *, repair="reboot_node", scope="gpu", prometheus_url=None, allowed=()):
     return Case(
         opened_at="2026-01-01T00:00:00Z",
         repair=repair,
@@ -46,7 +48,6 @@ def case(now, *, repair="reboot_node", resets=(), scope="gpu", prometheus_url=No
         pci_bus_id=PCI,
         now=now,
         then=info(gpu()),
-        resets=resets,
         allowed_holders=allowed,
         is_fatal=lambda code: code in (48, 79),
         prometheus_url=prometheus_url,
@@ -96,28 +97,43 @@ def xid(code, time, pci=PCI):
     ],
 )
 def test_each_check_refuses_alone(the_case, refused_by):
-    results = checks(the_case)
     assert failed(the_case) == refused_by
-    assert releasable(results) is not bool(refused_by)
+    if refused_by:
+        with pytest.raises(NotReleasable, match=refused_by[0]):
+            require(checks(the_case))
+    else:
+        require(checks(the_case))
 
 
-RESET = {"gpu_uuid": "GPU-1", "time": "2026-01-01T00:20:00Z"}
+def test_a_case_is_made_of_the_ledgers_record():
+    incident = {
+        "opened_at": "2026-01-01T00:00:00Z",
+        "verdict": {"repair": "reboot_node", "scope": "gpu", "gpu_uuid": "GPU-1", "pci_bus_id": PCI},
+        "stages": {"diagnose": {"data": {"evidence": {"info": info(gpu())}}}},
+    }
+    made = Case.of(incident, REBOOTED, quarantines=lambda code: code in (48, 79))
+    assert failed(made) == []
+    assert failed(Case.of(incident, info(gpu()), quarantines=made.is_fatal)) == ["repaired"]
+
+
+HOURS = 3600
 
 
 @pytest.mark.parametrize(
     "resets, refused_by",
     [
-        pytest.param([RESET], [], id="recorded reset"),
-        pytest.param([{**RESET, "time": "2025-12-31T23:00:00Z"}], ["repaired"], id="reset before the incident"),
-        pytest.param([{**RESET, "gpu_uuid": "GPU-9"}], ["repaired"], id="reset of another GPU"),
+        pytest.param([(PCI, 25 * HOURS)], [], id="recorded reset"),
+        pytest.param([(PCI, 23 * HOURS)], ["repaired"], id="reset before the incident"),
+        pytest.param([("0000:00:07.0", 25 * HOURS)], ["repaired"], id="reset of another GPU"),
+        pytest.param([], ["repaired"], id="no reset"),
     ],
 )
 def test_a_recorded_reset_proves_a_reset(resets, refused_by):
-    assert failed(case(info(gpu()), repair="reset_gpu", resets=resets)) == refused_by
+    assert failed(case(info(gpu(), resets=resets), repair="reset_gpu")) == refused_by
 
 
 def test_a_reset_does_not_prove_a_reboot():
-    assert failed(case(info(gpu()), repair="reboot_node", resets=[RESET])) == ["repaired"]
+    assert failed(case(info(gpu(), resets=[(PCI, 25 * HOURS)]))) == ["repaired"]
 
 
 @pytest.mark.parametrize("serial, refused_by", [("S1", ["repaired"]), ("S2", [])])

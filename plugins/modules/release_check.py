@@ -1,0 +1,110 @@
+#!/usr/bin/python
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: release_check
+short_description: Say whether a quarantined GPU or node may go back into service
+description:
+  - Compares what was read now with what was kept when the incident was diagnosed. A release needs every check, and each can refuse it alone.
+  - NVML answers for all GPUs; no recovery action; no pending or failed row remap; no new uncorrectable ECC error; no fatal Xid since the
+    repair; no holder; and, where the verdict asks for a reset, a reboot or a replacement, proof that it took place.
+  - A source that is configured and cannot be read is a refusal. One that is not configured is named.
+version_added: "0.1.0"
+author: The gpuops.remediation maintainers (@gpuops)
+extends_documentation_fragment:
+  - gpuops.remediation.attributes
+  - gpuops.remediation.attributes.info_module
+  - gpuops.remediation.ledger
+options:
+  incident_id:
+    description: The incident to release.
+    type: str
+    required: true
+  info:
+    description: What M(gpuops.remediation.gpu_info#module) returned now.
+    type: dict
+    required: true
+  policy_file:
+    description: The policy that says which Xids are fatal.
+    type: path
+    required: true
+  allowed_holders:
+    description: As in M(gpuops.remediation.cgroup_state#module).
+    type: list
+    elements: str
+    default: []
+  prometheus_url:
+    description: The Prometheus that has to confirm the release, if any.
+    type: str
+    default: ""
+"""
+
+EXAMPLES = r"""
+- name: May it go back?
+  gpuops.remediation.release_check:
+    incident_id: 20260301-101500-1a2b3c4d
+    info: "{{ reading }}"
+    policy_file: /etc/gpuops/xid_policy.yml
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+checks:
+  description: Each check with C(name), C(ok) (null where its source is not configured) and C(why), what was read.
+  returned: always
+  type: list
+  elements: dict
+  sample:
+    - {name: row_remap, ok: true, why: "none pending, none failed"}
+error_kind:
+  description: V(not_releasable) when a check failed.
+  returned: failure
+  type: str
+"""
+
+from dataclasses import asdict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.release import Case, checks, require
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import load_policy
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            **LEDGER_SPEC,
+            "incident_id": {"required": True},
+            "info": {"type": "dict", "required": True},
+            "policy_file": {"type": "path", "required": True},
+            "allowed_holders": {"type": "list", "elements": "str", "default": []},
+            "prometheus_url": {"default": ""},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    try:
+        incident = open_ledger(params["ledger_url"], check_mode=True).incident(params["incident_id"])
+        policy = load_policy(params["policy_file"])
+        results = checks(
+            Case.of(
+                incident,
+                params["info"],
+                quarantines=lambda code: policy.row(code).action.startswith("quarantine"),
+                allowed_holders=params["allowed_holders"],
+                prometheus_url=params["prometheus_url"],
+            )
+        )
+        require(results)
+    except RemediationError as error:
+        module.fail_json(**error.failure())
+    module.exit_json(changed=False, checks=[asdict(check) for check in results])
+
+
+if __name__ == "__main__":
+    main()
