@@ -164,7 +164,7 @@ suspects:
   type: list
   elements: dict
 mps_server:
-  description: The MPS server because of which nothing was done.
+  description: The MPS server because of which nothing was done, its C(pid) (null where only clients were seen) and its C(clients).
   returned: when there is one
   type: dict
 left:

@@ -37,6 +37,9 @@ _NEVER = (
     "cri-docker*",
     "crio.service",
     "podman*.service",
+    "slurm*",  # one scope holds the jobs of all users
+    "condor*",
+    "pbs*",
     "*conmon*",
     "libvirtd*",
 )
@@ -105,14 +108,15 @@ def require_witness(gpu: Mapping[str, Any]) -> None:
 
 def refuse_mps(gpu: Mapping[str, Any]) -> None:
     """Killing one client while its work runs takes the server's other clients with it, and an Xid names any of them."""
-    for process in gpu["processes"]:
-        if program(process).startswith(_MPS) or (process.get("name") or "").startswith(_MPS) or process["type"] == "mps":
-            server = {"pid": process["pid"], "name": process.get("name")}
-            raise NotProven(
-                f"the MPS server is in use on {_name(gpu)} (pid {process['pid']}, {process.get('name')}): its clients must be terminated through it",
-                suspects=suspects(gpu["processes"], "runs beside an MPS server"),
-                mps_server=server,
-            )
+    servers = [one for one in gpu["processes"] if _MPS in (program(one)[: len(_MPS)], one.get("name"))]
+    clients = [one for one in gpu["processes"] if one["type"] == "mps"]
+    if servers or clients:
+        server = f"pid {servers[0]['pid']}" if servers else f"serving pid {clients[0]['pid']}"
+        raise NotProven(
+            f"an MPS server is in use on {_name(gpu)} ({server}): its clients must be terminated through it",
+            suspects=suspects(gpu["processes"], "runs beside an MPS server"),
+            mps_server={"pid": servers[0]["pid"] if servers else None, "clients": [one["pid"] for one in clients]},
+        )
 
 
 def _name(gpu: Mapping[str, Any]) -> str:
