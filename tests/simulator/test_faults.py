@@ -174,6 +174,44 @@ def test_a_fault_needs_a_call_that_exists(node: Node) -> None:
         node.hang("nvmlDeviceGetMemoryinfo", None)
 
 
+def test_events_by_type(node: Node) -> None:
+    """Each type is delivered to those who asked for it; a type that the GPU does not have is refused."""
+    body = """
+xids, verdicts = n.nvmlEventSetCreate(), n.nvmlEventSetCreate()
+n.nvmlDeviceRegisterEvents(gpu(), n.nvmlEventTypeXidCriticalError, xids)
+n.nvmlDeviceRegisterEvents(gpu(), n.nvmlEventTypeGpuRecoveryAction | n.nvmlEventTypeDoubleBitEccError, verdicts)
+print("ready", flush=True)
+result = [[n.nvmlEventSetWait(each, 10000).eventData for _ in range(2)] for each in (verdicts, xids)]
+result.append(ask(n.nvmlDeviceRegisterEvents, gpu(), 1 << 40, xids))
+n.nvmlEventSetFree(xids)
+result.append(ask(n.nvmlEventSetWait, xids, 10))
+"""
+    child = nvml_child.start(node.library, body)
+    assert child.stdout is not None
+    child.stdout.readline()
+    node.xid(0, 48)
+    node.ecc(0, uncorrected=1)
+    node.recovery_action(0, "node_reboot")
+    wrong = [{"error": "NVMLError_NotSupported: Not Supported"}, {"error": "NVMLError_InvalidArgument: Invalid Argument"}]
+    assert json.loads(child.communicate(timeout=20)[0]) == [[0, 2], [48, 154], *wrong]
+
+
+def test_persistence(node: Node) -> None:
+    assert nvml_child.ask(node.library, "n.nvmlDeviceSetPersistenceMode(gpu(), 0)\nresult = n.nvmlDeviceGetPersistenceMode(gpu())") == 0
+    assert [gpu["persistence"] for gpu in node.state()["gpus"]] == [0, 1]
+
+
+def test_which_gpu(node: Node) -> None:
+    gpu = node.state()["gpus"][1]
+    body = f"""
+result = [n.nvmlDeviceGetIndex(device) for device in (n.nvmlDeviceGetHandleByUUID(b"{gpu["uuid"]}"), n.nvmlDeviceGetHandleBySerial(b"{gpu["serial"]}"),
+          *(n.nvmlDeviceGetHandleByPciBusId(address) for address in (b"0000:00:07.0", b"00000000:00:07.0", b"00:07.0", b"0000:00:07")))]
+result += [ask(n.nvmlDeviceGetHandleByUUID, b"GPU-1"), ask(n.nvmlDeviceGetHandleByPciBusId, b"seven"), ask(n.nvmlDeviceGetHandleByIndex, 2)]
+"""
+    invalid = {"error": "NVMLError_InvalidArgument: Invalid Argument"}
+    assert nvml_child.ask(node.library, body) == [1] * 6 + [{"error": "NVMLError_NotFound: Not Found"}, invalid, invalid]
+
+
 def test_clear_takes_back_what_was_injected(node: Node) -> None:
     before = node.state()
     node.lost(1)

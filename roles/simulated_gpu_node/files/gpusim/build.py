@@ -36,7 +36,7 @@ ERROR_STRINGS = {
 
 
 def default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpuops"
+    return Path(os.environ.get("GPUOPS_CACHE") or Path.home() / ".cache" / "gpuops")
 
 
 def _key(*sources: str) -> str:

@@ -40,7 +40,7 @@ def gpus_wanted(pod: Pod) -> int:
 
 def ends(pod: Pod) -> str:
     """What the pod's annotation says, as a holder wants it."""
-    text = (pod["metadata"].get("annotations") or {}).get(STOPS_AFTER, "")
+    text: str = (pod["metadata"].get("annotations") or {}).get(STOPS_AFTER, "")
     if text == "never":
         return text
     seconds = math.ceil(sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)(ms|s|m|h)", text)))
@@ -144,7 +144,8 @@ class Kubelet:
         self.said.add(line)
 
     def relist(self) -> str:
-        answer = json.loads(self.api.list_pod_for_all_namespaces(_preload_content=False, _request_timeout=WATCH_SECONDS).data)
+        answer: Any = self.api.list_pod_for_all_namespaces(_preload_content=False, _request_timeout=WATCH_SECONDS)
+        answer = json.loads(answer.data)
         self.pods = {pod["metadata"]["uid"]: pod for pod in answer["items"]}
         version: str = answer["metadata"]["resourceVersion"]
         return version

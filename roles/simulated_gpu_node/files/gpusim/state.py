@@ -74,4 +74,4 @@ def start_ticks(pid: int) -> Optional[int]:
 
 def is_alive(process: dict[str, Any]) -> bool:
     """Whether a process of the state file is still there, and not another one under its number."""
-    return start_ticks(process["pid"]) == process["start_ticks"]
+    return start_ticks(process["pid"]) == int(process["start_ticks"])
