@@ -34,14 +34,19 @@ def test_a_program_that_hangs(cluster, me, name):
 @pytest.mark.parametrize("name", ["kube-apiserver", "etcd"])
 def test_a_program_that_is_killed_comes_back_with_all_it_knew(cluster, me, name):
     uid = me.get("Node", "gpu-0")["metadata"]["uid"]
-    cluster[name].kill()
-    assert not cluster[name].running
-    with pytest.raises((ApiError, OSError)):
-        me.patch("Node", "gpu-0", NOTE, timeout_seconds=1)
-    cluster[name].start()
-    cluster.wait_until_ready()
+    with cluster.outage(name):
+        assert not cluster[name].running
+        with pytest.raises((ApiError, OSError)):
+            me.patch("Node", "gpu-0", NOTE, timeout_seconds=1)
     assert me.get("Node", "gpu-0")["metadata"]["uid"] == uid
     cluster.objects.deployment("infer")  # scheduler, controllers and kubelets have found it again
+
+
+@pytest.mark.parametrize("name", ["kube-scheduler", "kwok"])
+def test_mend(cluster, me, name):
+    cluster[name].kill()
+    cluster.mend()
+    cluster.objects.deployment("infer")
 
 
 def test_a_webhook_that_fails_twice(cluster, me):

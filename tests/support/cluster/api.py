@@ -25,6 +25,7 @@ KINDS = {
     "Pod": ("/api/v1", "pods", True),
     "ServiceAccount": ("/api/v1", "serviceaccounts", True),
     "DaemonSet": ("/apis/apps/v1", "daemonsets", True),
+    "ReplicaSet": ("/apis/apps/v1", "replicasets", True),
     "Deployment": ("/apis/apps/v1", "deployments", True),
     "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets", True),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases", True),

@@ -13,7 +13,8 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -102,13 +103,41 @@ class Cluster:
                 self[name].start()
             self._make_account()
         except BaseException:
-            self._end(COMPONENTS)  # and leaves the logs
+            self.stop()
             raise
 
     def stop(self) -> None:
-        self._end(COMPONENTS)
+        for name in reversed(COMPONENTS):
+            self[name].end()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    @contextmanager
+    def outage(self, name: str = "kube-apiserver") -> Iterator[None]:
+        """The API server or etcd is gone meanwhile."""
+        self[name].kill()
+        try:
+            yield
+        finally:
+            self.mend()
+
+    def mend(self) -> None:
+        """Whatever was paused or killed runs again."""
+        dead = [component for component in self.components.values() if not component.running]
+        for component in self.components.values():
+            if component not in dead:
+                component.resume()
+            elif component.name not in CLIENTS:
+                component.start()
+        self.wait_until_ready()
+        if not dead:
+            return
+        clients = [self[name] for name in COMPONENTS if name in CLIENTS]
+        for component in reversed(clients):  # after a long outage they would sleep on for up to a minute
+            component.end()
+        self.admin.delete("Lease", "", "kube-node-lease")  # a new kwok would wait until those of the old one lapse
+        for component in clients:
+            component.start()
 
     def wait_until_ready(self, timeout_seconds: float = 90) -> None:
         """Until the API server answers that it is ready; fails at once when it or etcd has died."""
@@ -130,10 +159,6 @@ class Cluster:
     def audit(self, **matching: Any) -> list[audit.Entry]:
         """What was asked of this API server; see `audit.read`."""
         return audit.read(self.audit_log, **matching)
-
-    def _end(self, names: Iterable[str]) -> None:
-        for name in reversed(list(names)):
-            self[name].end()
 
     def _clear(self) -> None:
         for name in ("admin", "objects"):  # of an earlier start

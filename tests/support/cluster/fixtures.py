@@ -22,12 +22,7 @@ def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
 
 @pytest.fixture
 def cluster(running_cluster: Cluster) -> Iterator[Cluster]:
-    """The running cluster, all of whose programs run, emptied of nodes and work after the test."""
+    """The running cluster, mended, and emptied of nodes and work, after each test."""
     yield running_cluster
-    for component in running_cluster.components.values():
-        if component.running:
-            component.resume()
-        else:
-            component.start()
-    running_cluster.wait_until_ready()
+    running_cluster.mend()
     running_cluster.objects.delete_all()

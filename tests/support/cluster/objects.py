@@ -15,6 +15,7 @@ from cluster.api import Api, ApiError, Json
 DEAD_LABEL = "test.gpuops.io/dead"  # on a node that no kubelet serves
 STOPS_AFTER = "test.gpuops.io/stops-after"  # on a pod: how long it takes to end ("20s"), or "never"
 GPU = "nvidia.com/gpu"
+NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 Value = TypeVar("Value")
 
 
@@ -54,7 +55,7 @@ class Objects:
     def is_ready(self, name: str) -> bool:
         node = self.node(name)
         conditions = {each["type"]: each["status"] for each in node["status"].get("conditions", [])}
-        return conditions.get("Ready") == "True" and not any("node.kubernetes.io/" in taint for taint in _taints(node))
+        return conditions.get("Ready") == "True" and not any(taint.startswith(NOT_READY) for taint in _taints(node))
 
     def taints(self, name: str) -> list[str]:
         """As kubectl writes them: key=value:effect."""
@@ -86,6 +87,15 @@ class Objects:
         wait_until(lambda: self.is_ready(name), f"node {name} back")
 
     # Work
+
+    def namespace(self, name: str) -> str:
+        """Makes it, unless an earlier test did."""
+        try:
+            self.api.create("Namespace", {"metadata": {"name": name}})
+        except ApiError as error:
+            if error.status != 409:
+                raise
+        return name
 
     def deployment(self, name: str, replicas: int = 1, *, namespace: str = "default", wait: bool = True, **pod: Any) -> list[Json]:
         """`pod`: the options of `pod_template`. Returns its pods once they run."""
@@ -145,18 +155,21 @@ class Objects:
         self.api.delete("Pod", name, namespace, gracePeriodSeconds="0")
 
     def delete_all(self) -> None:
-        """Everything that a test made, at once and by force: the next one finds an empty cluster."""
-        for kind in ("Deployment", "DaemonSet", "PodDisruptionBudget"):
-            for each in self.api.list(kind):
-                self.api.delete(kind, each["metadata"]["name"], each["metadata"]["namespace"], propagationPolicy="Background")
-        for each in self.api.list("Lease", "gpuops-system"):
-            self.api.delete("Lease", each["metadata"]["name"], "gpuops-system")
+        """Everything that a test made but namespaces, at once and by force: the next one finds an empty cluster."""
+        spaces = [each["metadata"]["name"] for each in self.api.list("Namespace")]
+        for space in spaces:
+            if not space.startswith("kube-"):
+                for kind in ("Deployment", "ReplicaSet", "DaemonSet", "PodDisruptionBudget", "Lease"):
+                    self.api.delete(kind, "", space, propagationPolicy="Background")
         self.api.delete("Node", "")
 
         def empty() -> bool:
             left = self.api.list("Pod")
             for pod in left:
-                self.let_go(pod)
+                if pod["metadata"].get("finalizers"):
+                    self.let_go(pod)
+            for space in {pod["metadata"]["namespace"] for pod in left}:
+                self.api.delete("Pod", "", space, gracePeriodSeconds="0")
             return not left
 
         wait_until(empty, "all pods gone")

@@ -68,10 +68,6 @@ class Component:
         """A process that is gone from one moment to the next."""
         self.end(signal.SIGKILL)
 
-    def restart(self) -> None:
-        self.end()
-        self.start()
-
     def end(self, how: signal.Signals = signal.SIGTERM, patience_seconds: float = 15) -> None:
         """Ends it and waits for its end; what does not heed the signal is killed."""
         pid = self.pid

