@@ -13,10 +13,13 @@ from functools import partial
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Place, from_operator
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.client import connect
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.lease import NodeLease
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from ansible_collections.gpuops.remediation.plugins.modules import node_drain, node_taint
-from cluster import ACCOUNT, audit
-from run_module import run_module
+from cluster import ACCOUNT, NAMESPACE, audit
+from run_module import run_beside, run_module
 
 TAINT = "gpu.unhealthy=true:NoSchedule"
 
@@ -30,9 +33,17 @@ class Responder:
         self.ledger = Ledger.open(self.url)
         self.ledger.set_mode("act", "test", "test")
         self._begun = audit.read(cluster.audit_log)[-1].time
-        options = {"kubeconfig": str(cluster.kubeconfig), "api_timeout_seconds": 2, "ledger_url": self.url}
-        self.taint_nodes = partial(run_module, node_taint.main, **options)
-        self.drain = partial(run_module, node_drain.main, **options)
+        self._options = {"kubeconfig": str(cluster.kubeconfig), "api_timeout_seconds": 2, "ledger_url": self.url}
+        self.taint_nodes = partial(run_module, node_taint.main, **self._options)
+        self.drain = partial(run_module, node_drain.main, **self._options)
+
+    def drain_beside(self, **params):
+        """A drain in a process of its own, while others run."""
+        return run_beside(node_drain, **self._options, **params)
+
+    def lease(self, node, seconds=0):
+        """The node's lock, taken by hand."""
+        return NodeLease(connect(str(self.cluster.kubeconfig), None, 2), NAMESPACE, node, Deadline(seconds))
 
     def incident(self, node, uid="u", gpu=None):
         opening = self.ledger.open_incident(from_operator(Place(node, uid), gpu, self.ledger.now()))
