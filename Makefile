@@ -17,6 +17,7 @@ demo: ## two incidents from alert to release on simulated GPUs
 test: setup ## every gate, cheap ones first; logs in tests/output
 	@$(MAKE) --no-print-directory lint docs
 	@$(MAKE) --no-print-directory -j2 --output-sync=target sanity units
+	@$(MAKE) --no-print-directory molecule
 	@$(MAKE) --no-print-directory simulator
 	@$(MAKE) --no-print-directory integration
 
@@ -39,6 +40,9 @@ units: setup ## unit tests with coverage, then on the oldest and newest ansible-
 	$(gate) units-oldest env PYTHONPATH=.ansible/oldest-core pytest tests/unit
 	@[ ! -e .ansible/newest ] || tests/tools/gate units-newest .ansible/newest/bin/pytest tests/unit
 
+molecule: setup ## the roles on a simulated node
+	$(gate) molecule molecule test --all
+
 simulator: setup ## the simulated GPU node against the unmodified NVML bindings
 	@pytest tests/simulator
 
@@ -51,4 +55,4 @@ bench: setup ## measurements
 clean: ## remove what was built here; the cache outside the checkout stays
 	rm -rf .ansible .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/output
 
-.PHONY: help setup demo test lint docs sanity units simulator integration bench clean
+.PHONY: help setup demo test lint docs sanity units molecule simulator integration bench clean
