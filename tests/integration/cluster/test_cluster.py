@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ def evict(api: Api, pod: dict, **options) -> None:
 def test_it_is_the_pinned_release(cluster):
     pinned = PROGRAMS["kube-apiserver"].version.rpartition(".")[0]
     assert cluster.admin.request("GET", "/version")["gitVersion"].startswith(f"v{pinned}.")
+    served = cluster.admin.request("GET", "/apis/resource.k8s.io/v1beta2")["resources"]
+    assert "devicetaintrules" in {resource["name"] for resource in served}
 
 
 def test_gpus_are_scheduled_and_counted(cluster):
@@ -143,3 +146,21 @@ def test_a_second_cluster_by_command(cluster, tmp_path):
     assert [start_ticks(pid) for pid in pids] == [None] * 5
     assert command("status").returncode == 1
     assert cluster.ready()
+
+
+def test_a_run_that_is_killed_leaves_nothing_behind(tmp_path):
+    """Its guard ends the cluster and removes the temporary directory."""
+    code = """
+import os, signal, tempfile
+from cluster import Cluster
+cluster = Cluster()
+cluster.start()
+print(cluster.directory, *[component.pid for component in cluster.components.values()], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, timeout=120)
+    assert run.returncode == -signal.SIGKILL
+    directory, *pids = run.stdout.split()
+    wait_until(lambda: not os.path.exists(directory), "the directory gone")
+    assert [start_ticks(int(pid)) for pid in pids] == [None] * 5

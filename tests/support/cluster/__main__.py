@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 
 from cluster import Cluster, ClusterError
@@ -19,6 +20,9 @@ def main() -> int:
     commands.add_parser("build", help="build what is missing of the programs; say where they are")
     for name, text in (("up", "start one, wait for it"), ("down", "stop it"), ("status", "its processes; fails unless all run")):
         commands.add_parser(name, help=text).add_argument("directory")
+    guard = commands.add_parser("guard", help="stop it when standard input ends: when the process that holds the other end is gone")
+    guard.add_argument("directory")
+    guard.add_argument("--remove", action="store_true", help="and its directory with it")
     asked = parser.parse_args()
     if asked.command == "build":
         for path in programs().values():
@@ -30,6 +34,11 @@ def main() -> int:
         print(f"KUBECONFIG={cluster.kubeconfig}")
     elif asked.command == "down":
         cluster.stop()
+    elif asked.command == "guard":
+        sys.stdin.read()
+        cluster.stop()
+        if asked.remove:
+            shutil.rmtree(cluster.directory, ignore_errors=True)
     else:
         for component in cluster.components.values():
             print(f"{component.name}: {f'pid {component.pid}' if component.running else 'not running'}")

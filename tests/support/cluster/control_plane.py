@@ -11,6 +11,8 @@ import os
 import secrets
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +43,8 @@ class Cluster:
     """A cluster in `directory`, or in a temporary one that goes when the cluster stops.
 
     `flags` adds command line flags by component: `{"kube-apiserver": ["--max-requests-inflight=5"]}`. A `detached` cluster lives on when
-    this process ends; any other process stops it by `Cluster(directory).stop()`.
+    this process ends, until any process says `Cluster(directory).stop()`; any other one is ended by a guard when this process is gone,
+    however it went. (The kernel's way, PDEATHSIG, would be the end of a program with the thread that started it.)
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Cluster:
         self.components = {name: Component(name, self.directory) for name in COMPONENTS}
         self._flags = flags or {}
         self._detached = detached
+        self._guard: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Cluster:
         self.start()
@@ -93,6 +97,10 @@ class Cluster:
             raise ClusterError(f"a cluster runs already in {self.directory}")
         found = programs()
         self._clear()
+        if not self._detached:
+            arguments = [sys.executable, "-m", "cluster", "guard", str(self.directory), *(["--remove"] if self._temporary else [])]
+            environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+            self._guard = subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True, env=environment)
         try:
             with _reserved_port() as reserved:
                 self._configure(found, reserved.getsockname()[1])
@@ -109,6 +117,9 @@ class Cluster:
     def stop(self) -> None:
         for name in reversed(COMPONENTS):
             self[name].end()
+        if self._guard:
+            self._guard.communicate()
+            self._guard = None
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -179,7 +190,7 @@ class Cluster:
             self._write_kubeconfig(self.directory / f"{name}.kubeconfig", f"https://127.0.0.1:{port}", token)
         for name, flags in self._commands(port).items():
             command = [str(found[name]), *flags, *self._flags.get(name, ())]
-            self.components[name] = Component(name, self.directory, command, detached=self._detached)
+            self.components[name] = Component(name, self.directory, command)
 
     def _write_kubeconfig(self, file: Path, server: str, token: str) -> None:
         authority = base64.b64encode(self.certificate.read_bytes()).decode()

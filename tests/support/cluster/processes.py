@@ -18,15 +18,14 @@ from cluster.errors import ClusterError
 
 
 class Component:
-    """One program of the cluster. Its pid file holds the pid and the process's start time: pids are used again.
+    """One program of the cluster, in a session of its own: Ctrl-C at a terminal does not end them all at once in any order.
 
-    Each runs in a session of its own, so that Ctrl-C at a terminal does not end them all at once in any order. One that is not
-    `detached` is killed by the kernel when the thread that started it ends: a test run that is killed leaves nothing behind.
+    Its pid file holds the pid and the process's start time, as pids are used again.
     """
 
-    def __init__(self, name: str, directory: Path, command: Sequence[str] = (), *, detached: bool = True) -> None:
+    def __init__(self, name: str, directory: Path, command: Sequence[str] = ()) -> None:
         self.name = name
-        self.command = [*([] if detached else ["setpriv", "--pdeathsig", "KILL"]), *command]
+        self.command = command
         self.directory = directory
         self.log = directory / f"{name}.log"
         self._pid_file = directory / f"{name}.pid"

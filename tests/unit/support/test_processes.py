@@ -6,12 +6,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from cluster.errors import ClusterError
@@ -71,24 +67,3 @@ def test_one_that_does_not_heed_is_killed(tmp_path):
     wait_for((tmp_path / "deaf").exists)
     deaf.end(patience_seconds=0.2)
     assert not deaf.running
-
-
-@pytest.mark.parametrize("detached", [True, False])
-def test_what_outlives_a_run_that_is_killed(tmp_path, detached):
-    (tmp_path / "tmp").mkdir()
-    code = (
-        "import os, pathlib, signal, time; from cluster.processes import Component;"
-        f"Component('child', pathlib.Path({str(tmp_path)!r}), ['sleep', '60'], detached={detached}).start();"
-        "time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    support = Path(__file__).resolve().parents[2] / "support"
-    run = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(support)})
-    assert run.returncode == -signal.SIGKILL
-    child = Component("child", tmp_path)
-    try:
-        if detached:
-            assert child.running
-        else:
-            wait_for(lambda: not child.running)
-    finally:
-        child.end()
