@@ -181,7 +181,7 @@ xids, verdicts = n.nvmlEventSetCreate(), n.nvmlEventSetCreate()
 n.nvmlDeviceRegisterEvents(gpu(), n.nvmlEventTypeXidCriticalError, xids)
 n.nvmlDeviceRegisterEvents(gpu(), n.nvmlEventTypeGpuRecoveryAction | n.nvmlEventTypeDoubleBitEccError, verdicts)
 print("ready", flush=True)
-result = [[n.nvmlEventSetWait(each, 10000).eventData for _ in range(2)] for each in (verdicts, xids)]
+result = [[n.nvmlEventSetWait(each, 10000).eventData for turn in range(2)] for each in (verdicts, xids)]
 result.append(ask(n.nvmlDeviceRegisterEvents, gpu(), 1 << 40, xids))
 n.nvmlEventSetFree(xids)
 result.append(ask(n.nvmlEventSetWait, xids, 10))
@@ -284,7 +284,7 @@ for _ in range(100):
 
 def test_many_writers_lose_nothing_and_readers_see_no_torn_state(node: Node) -> None:
     package = Path(gpusim.__file__).parents[1]
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, node.file.path], cwd=package) for _ in range(4)]
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, node.file.path], cwd=package) for _writer in range(4)]
     reader, last = StateFile(node.file.path), 0
     while any(writer.poll() is None for writer in writers):
         now = reader.read()["event_sequence"]

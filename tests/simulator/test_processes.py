@@ -99,14 +99,14 @@ def test_normal_ends_at_once(node: Node, stop: signal.Signals) -> None:
 
 
 def test_late_takes_its_time_but_not_against_sigkill(node: Node) -> None:
-    slow, stubborn = node.start([1], "slow", MIB, ends="late:1"), node.start([1], "stubborn", MIB, ends="late:3600")
+    slow, stubborn = node.start([1], "slow", MIB, ends="late:2"), node.start([1], "stubborn", MIB, ends="late:3600")
     began = time.monotonic()
-    for _ in range(2):  # a second SIGTERM does not put it off
+    for _attempt in range(2):  # a second SIGTERM does not put it off
         node.terminate(slow)
         node.terminate(stubborn)
         time.sleep(0.3)
     assert sorted(listed(node)) == sorted([slow, stubborn])
-    assert gone(slow) and 0.9 < time.monotonic() - began < 2
+    assert gone(slow) and 1.9 < time.monotonic() - began
     os.kill(stubborn, signal.SIGKILL)
     assert gone(stubborn, 1)
 

@@ -13,7 +13,6 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +69,10 @@ class Node:
             raise SimulatorError(f"no simulated node {self.name} in {self.root}")
         return self.file.read()
 
-    @contextlib.contextmanager
-    def change(self) -> Iterator[dict[str, Any]]:
+    def change(self) -> contextlib.AbstractContextManager[dict[str, Any]]:
         """The state under its lock; what has died meanwhile is swept out first."""
         self.state()
-        with self.file.update() as state:
-            self._sweep(state)
-            yield state
+        return self.file.update(self._sweep)
 
     def _sweep(self, state: dict[str, Any]) -> None:
         for dead in [entry for entry in state["processes"] if not is_alive(entry)]:

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 
@@ -45,12 +45,14 @@ class StateFile:
         return self._state
 
     @contextlib.contextmanager
-    def update(self) -> Iterator[dict[str, Any]]:
+    def update(self, prepare: Optional[Callable[[dict[str, Any]], None]] = None) -> Iterator[dict[str, Any]]:
         """Change the state: what the body does to the dictionary is written when it ends without an error."""
         with open(self.path + ".lock", "a", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with open(self.path, encoding="utf-8") as stream:
                 state = json.load(stream)
+            if prepare:
+                prepare(state)
             yield state
             self.write(state)
 
