@@ -61,7 +61,7 @@ def groups_of(given: Mapping[str, Union[int, str, Mapping[str, Any], None]]) -> 
 def in_window(slots: Sequence[Slot], now: datetime, rule: Rule, reset_at: Optional[datetime]) -> list[Slot]:
     """The slots that still count; a reset starts a new count."""
     since = now - timedelta(seconds=rule.window_seconds)
-    return [slot for slot in slots if slot.taken_at > since and (reset_at is None or slot.taken_at > reset_at)]
+    return [slot for slot in slots if slot.taken_at > since and (reset_at is None or slot.taken_at >= reset_at)]
 
 
 def overfull(slots: Sequence[Slot], node: str, groups: Sequence[Group], rule: Rule) -> Optional[Group]:

@@ -102,8 +102,9 @@ class Inbox(Changes):
                 elif opening.record is None:
                     ignored.append({**about, "reason": opening.reason})
                 else:
-                    key = opening.record["id"] if opening.how == "found" else "new %d %s" % (len(records), opening.record["id"])
-                    records.setdefault(key, opening.record)
+                    record = opening.record
+                    key = "%s %s %s" % (record["id"], record["node"], record["gpu"])  # in check mode all new ones have the same id
+                    records.setdefault(key, record)
             self._handled(inbox_id, None)
         if errors and not records and not held and not ignored:
             raise errors[0]

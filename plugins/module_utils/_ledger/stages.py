@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits, after_waiting
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import ModeForbids
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.history import WINDOW_SECONDS, failed_programs
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import refined, slot_of, with_identity
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import permitted
@@ -67,6 +68,8 @@ class Stages(Incidents):
     ) -> tuple[bool, Record]:
         """Store a stage's end; a diagnosis with a verdict gives the incident its true identity."""
         data = dict(data or {})
+        if error_kind == ModeForbids.kind and outcome == "failed":
+            outcome = "due"
         values = {"outcome": outcome, "reason": reason, "error_kind": error_kind, "data": data}
         with self.write() as connection:
             row = self._incident(connection, incident_id)

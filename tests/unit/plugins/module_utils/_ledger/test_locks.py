@@ -1,0 +1,71 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LockHeld, LockLost
+
+
+def test_one_holder(ledger, clock):
+    """S5"""
+    token = ledger.take_lock("gpu-1", "run-1")
+    with pytest.raises(LockHeld, match="locked by run-1") as error:
+        ledger.take_lock("gpu-1", "run-2")
+    assert (error.value.kind, error.value.details["holder"]) == ("lock_held", "run-1")
+    clock.on(31)
+    assert ledger.take_lock("gpu-1", "run-2") > token
+    with pytest.raises(LockLost):
+        ledger.renew_lock("gpu-1", token)
+
+
+def test_a_lapsed_lease_that_nobody_took_is_renewed_with_the_same_token(ledger, clock):
+    """S5"""
+    token = ledger.take_lock("gpu-1", "run-1")
+    clock.on(300)
+    ledger.renew_lock("gpu-1", token)
+    with pytest.raises(LockHeld):
+        ledger.take_lock("gpu-1", "run-2")
+
+
+def test_taking_over_ones_own_lock_raises_the_token(ledger):
+    """S5: after a restart the old run's writes must not pass."""
+    old = ledger.take_lock("gpu-1", "incident-1")
+    new = ledger.take_lock("gpu-1", "incident-1")
+    assert new > old
+    with pytest.raises(LockLost):
+        ledger.renew_lock("gpu-1", old)
+
+
+def test_the_token_grows_past_a_release(ledger):
+    token = ledger.take_lock("gpu-1", "run-1")
+    assert not ledger.release_lock("gpu-1", token + 1)
+    assert ledger.release_lock("gpu-1", token)
+    assert not ledger.release_lock("gpu-1", token)
+    with pytest.raises(LockLost):
+        ledger.renew_lock("gpu-1", token)
+    assert ledger.take_lock("gpu-1", "run-2") > token
+
+
+def test_never_taken(ledger):
+    with pytest.raises(LockLost):
+        ledger.renew_lock("gpu-1", 1)
+
+
+def test_nodes_are_apart(ledger):
+    ledger.take_lock("gpu-1", "run-1")
+    ledger.take_lock("gpu-2", "run-2")
+    assert [(one["node"], one["holder"]) for one in ledger.locks()] == [("gpu-1", "run-1"), ("gpu-2", "run-2")]
+
+
+def test_the_mirror_of_other_locks(ledger, clock):
+    """S5: while the node is silent, the ledger's own lock goes on from what it has heard."""
+    ledger.record_lock("gpu-1", "run-1", 7, clock() + timedelta(seconds=30))
+    ledger.record_lock("gpu-1", "run-0", 6, clock() + timedelta(seconds=900))
+    with pytest.raises(LockHeld, match="run-1"):
+        ledger.take_lock("gpu-1", "run-2")
+    ledger.record_lock("gpu-1", None, 7, clock())
+    assert ledger.take_lock("gpu-1", "run-2") == 8

@@ -1,0 +1,105 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
+from ledgers import GPU, NOON, by_hand, diagnosed, opened
+
+
+def test_finished_stages_are_skipped_and_read_back(ledger):
+    incident_id = opened(ledger)
+    assert not ledger.start_stage(incident_id, "isolate")["skip"]
+    assert ledger.finish_stage(incident_id, "isolate", "ok", {"killed": [7]})[0]
+    again = ledger.start_stage(incident_id, "isolate")
+    assert (again["skip"], again["outcome"], again["data"]) == (True, "ok", {"killed": [7]})
+    assert not ledger.finish_stage(incident_id, "isolate", "ok", {"killed": [7]})[0]
+
+
+def test_a_stage_that_was_begun_begins_again(ledger):
+    incident_id = opened(ledger)
+    ledger.start_stage(incident_id, "evict")
+    again = ledger.start_stage(incident_id, "evict")
+    assert not again["skip"]
+    assert ledger.incident(incident_id)["stages"]["evict"]["attempts"] == 2
+
+
+def test_time_runs_out(ledger, clock):
+    """S16: the taint keeps its floor, the others are stored as timed out."""
+    incident_id = opened(ledger)
+    diagnosed(ledger, incident_id)
+    clock.on(719)
+    assert ledger.start_stage(incident_id, "isolate")["seconds"] == 1
+    clock.on(100)
+    assert ledger.start_stage(incident_id, "taint")["seconds"] == 30
+    ledger.finish_stage(incident_id, "taint", "ok")
+    late = ledger.start_stage(incident_id, "evict")
+    assert (late["skip"], late["overdue"]) == (True, True)
+    assert ledger.incident(incident_id)["stages"]["evict"]["outcome"] == "timed_out"
+    assert ledger.overview()["overdue"] == [incident_id]
+
+
+def test_limits(ledger):
+    incident_id = opened(ledger)
+    assert ledger.start_stage(incident_id, "evict", Limits.of({"evict_seconds": 7}))["seconds"] == 7
+
+
+@pytest.mark.parametrize("mode, permitted", [("observe", []), ("fence", ["taint"]), ("act", ["taint", "node"])])
+def test_what_the_mode_permits(ledger, mode, permitted):
+    """S4"""
+    ledger.set_mode(mode, "jane", "why")
+    step = ledger.start_stage(opened(ledger), "taint")
+    assert (step["mode"], step["permitted"]) == (mode, permitted)
+
+
+def crash(ledger, gpu, program, pid):
+    info = {
+        "gpus": [{"uuid": gpu, "pci_bus_id": "0000:19:00.0", "processes": []}],
+        "xids": [{"pci_bus_id": "0000:19:00.0", "code": 31, "pid": pid, "process_name": program, "time": "2026-11-29T12:00:00Z"}],
+    }
+    incident_id = opened(ledger, by_hand(gpu))
+    verdict = {"gpu_uuid": gpu, "domain": "application", "scope": "process", "action": "none", "xids": [31]}
+    for _ in range(2):
+        ledger.finish_stage(incident_id, "diagnose", "ok", {"verdict": verdict, "evidence": {"info": info}})
+        ledger.start_stage(incident_id, "diagnose")
+    ledger.close_incident(incident_id)
+
+
+def test_the_history_of_a_day(ledger, clock):
+    """S14: what failed, once each, for the next diagnosis of any GPU of the node."""
+    crash(ledger, GPU, "train", 7)
+    crash(ledger, GPU, "infer", 8)
+    incident_id = opened(ledger)
+    history = ledger.start_stage(incident_id, "diagnose")["history"]
+    assert [(one["gpu_uuid"], one["code"], one["executable_or_image"]) for one in history] == [(GPU, 31, "train"), (GPU, 31, "infer")]
+    assert ledger.start_stage(opened(ledger, by_hand(node="gpu-2", uid="uid-2")), "diagnose")["history"] == []
+    clock.on(86401)
+    assert ledger.start_stage(incident_id, "taint").get("history") is None
+    assert ledger.start_stage(opened(ledger, by_hand("5")), "diagnose")["history"] == []
+
+
+def test_when_the_gpu_was_released(ledger, clock):
+    """S3"""
+    incident_id = opened(ledger)
+    assert ledger.start_stage(incident_id, "diagnose")["released_at"] is None
+    diagnosed(ledger, incident_id)
+    ledger.close_incident(incident_id, "contained")
+    clock.on(60)
+    ledger.release_incident(incident_id)
+    clock.on(60)
+    step = ledger.start_stage(opened(ledger, by_hand(GPU)), "diagnose")
+    assert step["released_at"] == "2026-11-29T12:01:00.000Z"
+    assert step["releases"] == {GPU: "2026-11-29T12:01:00.000Z"}
+    assert ledger.start_stage(opened(ledger), "diagnose")["released_at"] == "2026-11-29T12:01:00.000Z", "asked for in the same way"
+    assert ledger.start_stage(opened(ledger, by_hand("7")), "diagnose")["released_at"] is None
+
+
+def test_evidence_is_kept_raw(ledger):
+    """S18"""
+    incident_id = opened(ledger)
+    evidence = {"info": {"kernel_log": ["NVRM: Xid (PCI:0000:19:00): 48, ...", "{{ x }}"], "gpus": []}}
+    ledger.finish_stage(incident_id, "diagnose", "ok", {"verdict": {"action": "none"}, "evidence": evidence})
+    assert ledger.incident(incident_id)["stages"]["diagnose"]["data"]["evidence"] == evidence
+    assert ledger.now() == NOON

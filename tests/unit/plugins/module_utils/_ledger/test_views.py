@@ -1,0 +1,67 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+from ledgers import GPU, by_hand, diagnosed, opened
+
+
+def test_what_is_going_on(ledger, clock):
+    first = opened(ledger)
+    diagnosed(ledger, first, serial="165")
+    second = opened(ledger, by_hand(node="gpu-2", uid="uid-2"))
+    ledger.close_incident(second, "no_action")
+    clock.on(20)
+    seen = ledger.overview()
+    (row,) = seen["incidents"]
+    assert (row["id"], row["node"], row["gpu"], row["serial"], row["state"]) == (first, "gpu-1", GPU, "165", "running")
+    assert (row["age_seconds"], row["seconds_left"]) == (20, 700)
+    assert row["next_command"] == "ansible-playbook gpuops.remediation.reconcile"
+    assert (seen["mode"], seen["unfinished"], seen["overdue"], seen["waiting"]) == ("observe", [first], [], [])
+    assert {one["id"] for one in ledger.overview(closed=True)["incidents"]} == {first, second}
+    assert ledger.overview(node="gpu-2")["incidents"] == []
+    assert [one["id"] for one in ledger.overview(node="gpu-2", closed=True)["incidents"]] == [second]
+
+
+def test_the_story_of_an_incident(ledger, clock):
+    incident_id = opened(ledger)
+    ledger.start_stage(incident_id, "diagnose")
+    clock.on(12)
+    ledger.finish_stage(incident_id, "diagnose", "ok", {"verdict": {"action": "hold", "reasons": ["?"]}})
+    ledger.applied(ledger.intend(incident_id, "t", None, 1).id, 1)
+    clock.on(30)
+    ledger.close_incident(incident_id)
+    clock.on(3000)
+    story = ledger.story(incident_id)
+    assert [(one["stage"], one["seconds"]) for one in story["timeline"]] == [("diagnose", 12)]
+    assert story["budget"] == {"seconds": 720, "spent_seconds": 42.0, "within": True}
+    assert [one["target"] for one in story["changes"]] == ["t"]
+    assert [one["topic"] for one in story["notifications"]] == ["held_for_human"]
+
+
+def test_pruning_keeps_what_still_matters(ledger, clock):
+    """S3, S19: retention, but what is open and each GPU's last release stay."""
+    stays = opened(ledger, by_hand("1"))
+    ids = []
+    for _ in range(3):
+        incident_id = opened(ledger)
+        ledger.finish_stage(incident_id, "diagnose", "ok", {})
+        change = ledger.intend(incident_id, "t", None, 1)
+        ledger.disown(incident_id, "t")
+        ledger.reverted(change.id)
+        ledger.close_incident(incident_id, "contained")
+        ledger.release_incident(incident_id)
+        ids.append(incident_id)
+        clock.on(60)
+    ledger.hold_alert("aaaaaaaa", "why", 0)
+    ledger.notifications_sent([one["id"] for one in ledger.claim_notifications()])
+    ledger.notify("unsent", "x", {})
+    assert ledger.prune(90) == 0
+    clock.on(91 * 86400)
+    assert ledger.prune(90) > 0
+    assert {one["id"] for one in ledger.overview(closed=True)["incidents"]} == {stays, ids[-1]}
+    seen = ledger.overview()
+    assert [one["key"] for one in seen["unsent"]] == ["unsent"]
+    assert seen["held_alerts"] == []
+    assert ledger.prune(90) == 0
