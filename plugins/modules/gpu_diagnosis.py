@@ -146,8 +146,8 @@ def read_file(path: str) -> dict:
 
 
 def main() -> None:
-    parts = dict.fromkeys(("node", "gpu", "alert", "info"), {"type": "dict"})
-    parts.update(dict.fromkeys(("history", "missing"), {"type": "list", "elements": "dict"}), released_at={"type": "raw"})
+    parts = {name: {"type": "dict"} for name in ("node", "gpu", "alert", "info")}
+    parts.update({name: {"type": "list", "elements": "dict"} for name in ("history", "missing")}, released_at={"type": "raw"})
     module = AnsibleModule(
         argument_spec={
             "evidence": {"type": "dict", "options": parts},

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Optional
@@ -134,7 +134,8 @@ class Evidence:
     target: Target
     alert: Optional[Alert]
     gpus: tuple[Gpu, ...]
-    events: tuple[Event, ...]
+    events: Mapping[Optional[str], tuple[Event, ...]]  # PCI address -> Xids; None: those that name no GPU
+    switches: tuple[Event, ...]  # SXids
     identities: Mapping[str, Mapping[str, Optional[str]]]  # PCI address -> uuid, serial: who the kernel log says a GPU is
     history: tuple[Failure, ...]
     released_at: Mapping[str, Optional[datetime]]  # GPU UUID -> its last release; "" holds for all
@@ -171,6 +172,7 @@ def read_evidence(raw: Any) -> Evidence:
     fresh = _record(info.get("node"), "info.node")
     missing = _missing(top.get("missing"), "missing") + _missing(info.get("missing"), "info.missing")
     abandoned = _records(info.get("abandoned"), "info.abandoned")
+    events = [_event(event) for event in _records(info.get("xids"), "info.xids")]
     hung = [_text(entry.get("source")) or "?" for entry in abandoned]
     hung += [source for source, why in missing if is_hang(why)]
     return Evidence(
@@ -183,13 +185,21 @@ def read_evidence(raw: Any) -> Evidence:
         target=_target(top.get("gpu"), "gpu"),
         alert=_alert(top.get("alert")),
         gpus=tuple(_gpu(gpu, "info.gpus[%d]" % number) for number, gpu in enumerate(_records(info.get("gpus"), "info.gpus"))),
-        events=tuple(_event(event) for event in _records(info.get("xids"), "info.xids")),
+        events=_by_gpu(event for event in events if not event.sxid),
+        switches=tuple(event for event in events if event.sxid),
         identities=gpu_identities(_list(info.get("kernel_log"), "info.kernel_log")),
         history=tuple(failure for failure in map(_failure, _records(top.get("history"), "history")) if failure),
         released_at=_released(top.get("released_at")),
         missing=tuple(dict.fromkeys(missing)),
         hung=tuple(dict.fromkeys(hung)),
     )
+
+
+def _by_gpu(events: Iterable[Event]) -> dict[Optional[str], tuple[Event, ...]]:
+    groups: dict[Optional[str], list[Event]] = {}
+    for event in events:
+        groups.setdefault(event.pci_bus_id, []).append(event)
+    return {pci: tuple(group) for pci, group in groups.items()}
 
 
 def _gpu(raw: Record, where: str) -> Gpu:
@@ -266,7 +276,7 @@ def _alert(raw: Any) -> Optional[Alert]:
         code=_number(alert.get("xid")),
         target=_target({"uuid": uuid, "pci_bus_id": pci, "index": index}, "alert"),
         starts_at=_time(alert.get("starts_at")),
-        name=_text(alert.get("alertname")) or "alert",
+        name=_text(alert.get("alertname")) or _text(alert.get("name")) or "without a name",
     )
 
 

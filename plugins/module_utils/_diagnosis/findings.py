@@ -18,12 +18,23 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy imp
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.recovery import worst_recovery
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.times import show_time
 
+Programs = dict[str, set[str]]  # program -> UUIDs of the GPUs on which it failed
+
 RECOVERY_CHANGED = 154
 OFF_THE_BUS = 79
 
 # Without an answer to these calls NVML has not said whether the GPU is well.
 _DECISIVE = ("RemappedRows", "EccErrors", "EccMode", "FieldValues", "field 230", "Handle", "read")
 _REPAIRS_BY_DRIVER = ("reset_gpu", "reboot_node")
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Events by whether they count (S3)."""
+
+    counting: tuple[Event, ...]
+    past: tuple[Event, ...]
+    undated: tuple[Event, ...]
 
 
 @dataclass(frozen=True)
@@ -36,8 +47,10 @@ class Subject:
     index: Optional[int] = None
     gpu: Optional[Gpu] = None
 
-    def has(self, event: Event) -> bool:
-        return not event.sxid and event.pci_bus_id is not None and event.pci_bus_id == self.pci_bus_id
+    def events(self, evidence: Evidence) -> Sorted:
+        """Its Xids, by whether they count."""
+        mine = evidence.events.get(self.pci_bus_id, ()) if self.pci_bus_id is not None else ()
+        return sort_events(mine, evidence, self.uuid)
 
 
 @dataclass(frozen=True)
@@ -49,15 +62,6 @@ class Finding:
     codes: tuple[int, ...] = ()
     events: tuple[Event, ...] = ()
     decides: bool = True  # False: the driver's own recovery action stands for it
-
-
-@dataclass(frozen=True)
-class Sorted:
-    """Events by whether they count (S3)."""
-
-    counting: tuple[Event, ...]
-    past: tuple[Event, ...]
-    undated: tuple[Event, ...]
 
 
 def sort_events(events: Iterable[Event], evidence: Evidence, uuid: Optional[str]) -> Sorted:
@@ -82,16 +86,16 @@ def _standing(event: Event, evidence: Evidence, uuid: Optional[str]) -> str:
     return "undated" if released is not None and event.time is None else "counting"
 
 
-def gpu_findings(subject: Subject, evidence: Evidence, policy: Policy, alert: Optional[Alert]) -> list[Finding]:
+def gpu_findings(subject: Subject, evidence: Evidence, policy: Policy, alert: Optional[Alert], programs: Programs) -> list[Finding]:
     """Everything that the evidence says about one GPU; an empty list where it says nothing."""
-    events = sort_events(filter(subject.has, evidence.events), evidence, subject.uuid)
+    events = subject.events(evidence)
     driver, driver_says = _driver(subject.gpu, events.counting)
     facts = _facts(subject.gpu, events.counting, driver, evidence)
     found = _table(events.counting, facts, subject.gpu, policy)
     found = _under_driver(found, driver, driver_says, policy)
     found += _states(subject, facts, found, evidence, policy)
     found += _undated(events.undated, facts, policy)
-    found += _repeats(subject, events.counting, evidence, policy)
+    found += _repeats(subject, events.counting, programs, policy)
     if alert is not None:
         found += _alert(alert, subject, facts, evidence, policy)
     return found
@@ -100,11 +104,10 @@ def gpu_findings(subject: Subject, evidence: Evidence, policy: Policy, alert: Op
 def node_findings(evidence: Evidence, policy: Policy) -> list[Finding]:
     """What the evidence says about the node itself: its switches, NVML as a whole, lines that name no GPU."""
     found: list[Finding] = []
-    events = sort_events((event for event in evidence.events if event.sxid or event.pci_bus_id is None), evidence, None)
-    for code, group in _by_code(event for event in events.counting if event.sxid):
+    for code, group in _by_code(sort_events(evidence.switches, evidence, None).counting):
         row = policy.sxid.under({"xids": (), "later_xids": (), "severity": _severity(group)})
         found.append(_finding(row, "SXid %d" % code, group, policy.sxid.meaning))
-    for code, group in _by_code(event for event in events.counting if not event.sxid):
+    for code, group in _by_code(sort_events(evidence.events.get(None, ()), evidence, None).counting):
         row = policy.row(code)
         if _takes(row):
             row = replace(row, scope="node", action="hold", repair="none", because="The line does not name its GPU.")
@@ -200,7 +203,7 @@ def _under_driver(found: list[Finding], driver: Optional[str], by: str, policy: 
     covered = [finding for finding in found if _takes(finding.row)]
     if row.repair in _REPAIRS_BY_DRIVER and row.action in QUARANTINES:
         found = [replace(finding, decides=False) if finding in covered else finding for finding in found]
-    known = [finding.row for finding in covered if finding.row.domain != "unknown"]
+    known = [finding.row for finding in found if finding.row.domain not in ("application", "none", "unknown")]
     if known:  # the driver says what to do, the Xid what broke
         row = replace(row, domain=max(known, key=lambda one: one.rank).domain)
     return [*found, Finding(row, "certain", "driver", "%s (%s)." % (row.meaning.rstrip("."), by))]
@@ -250,9 +253,8 @@ def _undated(events: Sequence[Event], facts: Facts, policy: Policy) -> list[Find
     return found
 
 
-def _repeats(subject: Subject, events: Sequence[Event], evidence: Evidence, policy: Policy) -> list[Finding]:
+def _repeats(subject: Subject, events: Sequence[Event], programs: Programs, policy: Policy) -> list[Finding]:
     """S14: different programs, each of which failed on this GPU and on no other GPU of the node."""
-    programs = failing_programs(evidence, policy)
     mine = sorted(name for name, uuids in programs.items() if subject.uuid is not None and uuids == {subject.uuid})
     if len(mine) < policy.repeats.programs:
         return []
@@ -260,9 +262,9 @@ def _repeats(subject: Subject, events: Sequence[Event], evidence: Evidence, poli
     return [Finding(policy.repeats.row, "likely", "ledger", says, events=tuple(events))]
 
 
-def failing_programs(evidence: Evidence, policy: Policy) -> dict[str, set[str]]:
+def failing_programs(evidence: Evidence, policy: Policy) -> Programs:
     """Program -> UUIDs of the node's GPUs on which it failed by an application's Xid."""
-    programs: dict[str, set[str]] = {}
+    programs: Programs = {}
     start = evidence.collected_at - timedelta(hours=policy.repeats.hours) if evidence.collected_at is not None else None
     for failure in evidence.history:
         released = evidence.released(failure.gpu_uuid)
@@ -272,7 +274,7 @@ def failing_programs(evidence: Evidence, policy: Policy) -> dict[str, set[str]]:
         if gpu.uuid is None or gpu.mps_active:  # under MPS the line names any client
             continue
         subject = Subject(uuid=gpu.uuid, pci_bus_id=gpu.pci_bus_id, gpu=gpu)
-        for event in sort_events(filter(subject.has, evidence.events), evidence, gpu.uuid).counting:
+        for event in subject.events(evidence).counting:
             name = program_of(event, gpu) if is_application(event, policy) else None
             if name is not None and (start is None or event.time is None or event.time >= start):
                 programs.setdefault(name, set()).add(gpu.uuid)
@@ -353,7 +355,7 @@ def _by_code(events: Iterable[Event]) -> list[tuple[int, list[Event]]]:
     for event in events:
         if event.code is not None:
             groups.setdefault(event.code, []).append(event)
-    return list(groups.items())
+    return sorted(groups.items())
 
 
 def _severity(events: Sequence[Event]) -> Optional[str]:

@@ -22,12 +22,12 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.evid
 from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.findings import (
     Finding,
     Subject,
+    failing_programs,
     gpu_findings,
     is_complete,
     is_past,
     node_findings,
     process_of,
-    sort_events,
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import ACTIONS, REPAIRS, Policy, Row
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.times import show_time
@@ -50,7 +50,7 @@ def diagnose(evidence: Mapping[str, Any], policy: Policy) -> Verdict:
         verdicts = _all(read, policy)
         return verdicts[0] if verdicts else _node(read, policy, [])
     subject, notes = _resolve(target, read)
-    found = gpu_findings(subject, read, policy, read.alert)
+    found = gpu_findings(subject, read, policy, read.alert, failing_programs(read, policy))
     keys = {finding.row.key for finding in found}
     found += [finding for finding in node_findings(read, policy) if finding.row.key not in keys]
     return _assemble(subject, found, read, policy, notes)
@@ -72,10 +72,11 @@ def _all(evidence: Evidence, policy: Policy) -> list[Verdict]:
             if suspect not in subjects:
                 subjects.append(suspect)
     of_node = {finding.row.key: finding for finding in node_findings(evidence, policy)}
+    programs = failing_programs(evidence, policy)
     verdicts = []
     for subject in subjects:
         mine = subject == suspect
-        found = gpu_findings(subject, evidence, policy, evidence.alert if mine else None)
+        found = gpu_findings(subject, evidence, policy, evidence.alert if mine else None, programs)
         of_node.update({finding.row.key: finding for finding in found if finding.row.scope == "node"})
         own = [finding for finding in found if finding.row.scope != "node"]
         if own:
@@ -99,11 +100,13 @@ def _node(evidence: Evidence, policy: Policy, found: list[Finding]) -> Verdict:
 def _unplaced(evidence: Evidence, policy: Policy, subjects: Sequence[Subject]) -> list[Finding]:
     """An alert that names no GPU: confirmed by any GPU of the node that has its Xid, else judged for the node."""
     alert = evidence.alert
-    if alert is None or (alert.code is not None and any(event.code == alert.code for event in evidence.events)):
+    if alert is None or (
+        alert.code is not None and any(event.code == alert.code for events in evidence.events.values() for event in events)
+    ):
         return []
     if not evidence.silent and subjects and all(is_complete(subject, evidence) for subject in subjects):
         return []
-    found = gpu_findings(Subject(), evidence, policy, alert)
+    found = gpu_findings(Subject(), evidence, policy, alert, {})
     return [finding for finding in found if finding.source == "alert"]
 
 
@@ -111,11 +114,7 @@ def _subjects(evidence: Evidence) -> list[Subject]:
     """Every GPU of the node: those that NVML lists, and those that only the kernel log still knows."""
     subjects = [_of_gpu(evidence, number) for number in range(len(evidence.gpus))]
     known = {subject.pci_bus_id for subject in subjects}
-    for event in evidence.events:
-        if event.pci_bus_id is not None and not event.sxid and event.pci_bus_id not in known:
-            known.add(event.pci_bus_id)
-            subjects.append(_by_pci(event.pci_bus_id, evidence))
-    return subjects
+    return subjects + [_by_pci(pci, evidence) for pci in evidence.events if pci is not None and pci not in known]
 
 
 def _of_gpu(evidence: Evidence, number: int) -> Subject:
@@ -156,7 +155,7 @@ def _by_index(target: Target, subjects: Sequence[Subject], evidence: Evidence) -
 
 
 def _codes_of(subject: Subject, evidence: Evidence) -> list[Optional[int]]:
-    return [event.code for event in sort_events(filter(subject.has, evidence.events), evidence, subject.uuid).counting]
+    return [event.code for event in subject.events(evidence).counting]
 
 
 def _assemble(subject: Optional[Subject], found: Sequence[Finding], evidence: Evidence, policy: Policy, notes: Sequence[str]) -> Verdict:
@@ -193,7 +192,7 @@ def _assemble(subject: Optional[Subject], found: Sequence[Finding], evidence: Ev
     }
 
 
-def _order(finding: Finding) -> tuple[int, int, int]:
+def _order(finding: Finding) -> tuple[int, int, int, int]:
     return (*finding.row.rank, _CERTAINTIES.index(finding.certainty))
 
 
@@ -216,9 +215,9 @@ def _reasons(
         if other is not deciding:
             reasons.append("%s: %s" % ("Also seen" if other.decides else "The driver speaks for", other.says))
     reasons += notes
-    events = sort_events(filter(subject.has, evidence.events), evidence, subject.uuid)
-    if events.past:
-        reasons.append("%d older lines do not count: they are of an earlier boot or before the last release." % len(events.past))
+    past = len(subject.events(evidence).past)
+    if past:
+        reasons.append("%d older lines do not count: they are of an earlier boot or before the last release." % past)
     if evidence.alert is not None and is_past(evidence.alert, subject, evidence):
         reasons.append("The alert %s does not count: it began before this boot or before the last release." % evidence.alert.name)
     reasons += ["Could not be read: %s (%s)." % (source, why) for source, why in evidence.missing]

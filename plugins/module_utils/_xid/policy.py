@@ -38,6 +38,8 @@ CATALOG_CODES = range(1, 174)  # every code that anybody classifies; the policy 
 # From what changes nothing to what takes most; the worst finding on a GPU decides.
 ACTIONS = ("none", "observe", "terminate_client", "freeze", "kill", "close_instance", "hold", "quarantine_gpu", "quarantine_node")
 REPAIRS = ("none", "restart_app", "reset_gpu", "reboot_node", "replace")
+# Of findings that take the same, the one nearer to the metal names the incident: it explains the others.
+DOMAINS = ("none", "unknown", "application", "driver", "fabric", "nvlink", "security", "firmware", "thermal", "power", "memory", "bus")
 QUARANTINES = {"quarantine_gpu": "gpu", "quarantine_node": "node"}  # action -> its scope
 NEVER_BY_FLEET = ("application", "nvlink", "fabric", "none", "unknown")  # one crash of a job shows on many nodes
 
@@ -77,9 +79,9 @@ class Row:
     because: str = ""
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> tuple[int, int, int]:
         """Orders rows by how much they take."""
-        return ACTIONS.index(self.action), REPAIRS.index(self.repair)
+        return ACTIONS.index(self.action), REPAIRS.index(self.repair), DOMAINS.index(self.domain)
 
     def under(self, facts: Facts) -> Row:
         """The row as other evidence on the same GPU leaves it."""
@@ -129,7 +131,8 @@ class Policy:
 def load_policy(path: str, schema_path: Optional[str] = None) -> Policy:
     """Reads and checks a policy file; its schema lies beside it unless named."""
     schema_path = schema_path or os.path.join(os.path.dirname(path), SCHEMA_NAME)
-    raw = _load(path, yaml.safe_load, yaml.YAMLError)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, where PyYAML has it
+    raw = _load(path, lambda stream: yaml.load(stream, loader), yaml.YAMLError)
     schema = _load(schema_path, json.load, ValueError)
     problems = [_problem(error) for error in jsonschema.Draft7Validator(schema).iter_errors(raw)]
     if problems:
