@@ -41,9 +41,9 @@ class Responder:
         """A drain in a process of its own, while others run."""
         return run_beside(node_drain, **self._options, **params)
 
-    def lease(self, node, seconds=0):
+    def lease(self, node="gpu-1"):
         """The node's lock, taken by hand."""
-        return NodeLease(connect(str(self.cluster.kubeconfig), None, 2), NAMESPACE, node, Deadline(seconds))
+        return NodeLease(connect(str(self.cluster.kubeconfig), None, 2), NAMESPACE, node, Deadline(20))
 
     def incident(self, node, uid="u", gpu=None):
         opening = self.ledger.open_incident(from_operator(Place(node, uid), gpu, self.ledger.now()))

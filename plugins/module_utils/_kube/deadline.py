@@ -28,6 +28,10 @@ class Deadline:
     def left(self) -> float:
         return max(0.0, self._end - self.clock())
 
+    def within(self, seconds: float) -> Deadline:
+        """An earlier one, on the same clock."""
+        return Deadline(min(seconds, self.left()), self.clock, self._sleep)
+
     def pause(self, seconds: float) -> None:
         self._sleep(min(seconds, self.left()))
 

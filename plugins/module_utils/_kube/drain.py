@@ -200,7 +200,7 @@ class Drain:
         self._selection = replace(self._selection, own_uids=own, gpu_claims=[name for name in names if self._holds_gpu(name)])
 
     def _holds_gpu(self, claim: str) -> bool:
-        namespace, _, name = claim.partition("/")
+        namespace, name = claim.split("/")
         path = f"/apis/resource.k8s.io/v1/namespaces/{quote(namespace, safe='')}/resourceclaims/{quote(name, safe='')}"
         try:
             status: Mapping[str, Any] = self._api.get(path, self._deadline).get("status") or {}

@@ -42,9 +42,13 @@ class NodeLease:
     def _path(self) -> str:
         return f"{self._collection}/{quote(self._name, safe='')}"
 
-    def take(self, holder: str, lease_seconds: int = LEASE_SECONDS) -> Lock:
-        """The lock, with a higher token than any before; `LockHeld` when another holder still has it at the deadline."""
-        return self.deadline.attempt(lambda: self._take(holder, lease_seconds), Conflict, LockHeld, most_seconds=1.0)
+    def take(self, holder: str, lease_seconds: int = LEASE_SECONDS, wait_seconds: float = 0) -> Lock:
+        """The lock, with a higher token than any before; `LockHeld` when another holder still has it after `wait_seconds`."""
+
+        def once() -> Lock:
+            return self.deadline.attempt(lambda: self._take(holder, lease_seconds), Conflict)
+
+        return self.deadline.within(wait_seconds).attempt(once, LockHeld, most_seconds=1.0)
 
     def _take(self, holder: str, lease_seconds: int) -> Lock:
         raw = self._read()

@@ -63,10 +63,9 @@ def _meaning(value: Any) -> Any:
 
 def part_of(node: Node, part: str) -> Any:
     """What stands at `taint/<key>:<effect>` (the taint, or None) or at `cordon` (yes or no)."""
-    kind, _, spot = part.partition("/")
-    if kind == "cordon":
+    if part == "cordon":
         return node.unschedulable
-    taint = node.taint(spot)
+    taint = node.taint(part.partition("/")[2])
     return None if taint is None else dict(taint)
 
 

@@ -135,12 +135,12 @@ def test_the_node_is_taken_from_us(responder, objects, what):
     objects.deployment("strict", node="gpu-1")
     objects.pdb("strict", min_available=1)
     incident = responder.incident("gpu-1", uid)
-    lock = responder.lease("gpu-1").take("run-1")
+    lock = responder.lease().take("run-1")
     responder.taint(incident_id=incident)
     take = {
         "taint": lambda: objects.untaint("gpu-1", "gpu.unhealthy"),
         "node": lambda: (objects.delete_node("gpu-1"), objects.make_node("gpu-1")),
-        "lock": lambda: responder.lease("gpu-1").take("run-1"),
+        "lock": lambda: responder.lease().take("run-1"),
     }[what]
     locked = {"lock_token": lock.token, "lock_holder": "run-1"}
     with meanwhile(lambda: responder.drain_beside(node="gpu-1", uid=uid, incident_id=incident, deadline_seconds=30, **locked)) as answers:

@@ -18,8 +18,8 @@ class World:
         self.clock = Clock()
         self.api = FakeApi(self.clock)
 
-    def lease(self, wait=0):
-        return NodeLease(self.api, "gpuops-system", "gpu-1", self.clock.deadline(wait))
+    def lease(self):
+        return NodeLease(self.api, "gpuops-system", "gpu-1", self.clock.deadline(60))
 
 
 def test_one_holder():
@@ -29,16 +29,16 @@ def test_one_holder():
     with pytest.raises(LockHeld, match="locked by me") as raised:
         world.lease().take("other")
     assert raised.value.failure()["holder"] == "me"
-    assert world.lease(1).renew("me", lock.token).token == lock.token
-    assert world.lease(1).release("me", lock.token)
-    assert not world.lease(1).release("me", lock.token)
-    assert world.lease(1).take("other").token == lock.token + 1
+    assert world.lease().renew("me", lock.token).token == lock.token
+    assert world.lease().release("me", lock.token)
+    assert not world.lease().release("me", lock.token)
+    assert world.lease().take("other").token == lock.token + 1
 
 
 def test_waiting_for_a_holder_that_is_gone():
     world = World()
     world.lease().take("me")
-    lock = world.lease(60).take("other")
+    lock = world.lease().take("other", wait_seconds=60)
     assert lock.holder == "other"
     assert 31 <= world.clock.time < 33
 
@@ -48,7 +48,7 @@ def test_lapsed_but_not_taken_is_renewed_with_the_same_token():
     world = World()
     lock = world.lease().take("me")
     world.clock.time += 600
-    renewed = world.lease(1).renew("me", lock.token)
+    renewed = world.lease().renew("me", lock.token)
     assert renewed.token == lock.token
     assert renewed.expires == world.api.now() + 30
 
@@ -61,7 +61,7 @@ def test_taken_over(taker):
     world.clock.time += 600
     assert world.lease().take(taker).token == lock.token + 1
     with pytest.raises(LockLost, match=f"{taker} has it") as raised:
-        world.lease(1).renew("me", lock.token)
+        world.lease().renew("me", lock.token)
     assert raised.value.failure()["error_kind"] == "lock_lost"
 
 
@@ -70,7 +70,7 @@ def test_a_deleted_lease_is_lost():
     lock = world.lease().take("me")
     world.api.objects.clear()
     with pytest.raises(LockLost, match="it is gone"):
-        world.lease(1).renew("me", lock.token)
+        world.lease().renew("me", lock.token)
 
 
 def test_of_many_takers_one_gets_it():
@@ -80,7 +80,7 @@ def test_of_many_takers_one_gets_it():
 
     def take(name):
         try:
-            got.append(world.lease(0).take(name))
+            got.append(world.lease().take(name))
         except Exception as error:
             got.append(error)
 
@@ -101,5 +101,5 @@ def test_the_api_being_away_is_waited_out():
             raise ApiUnavailable("no answer")
 
     world.api.before = before
-    assert world.lease(60).renew("me", lock.token).token == lock.token
+    assert world.lease().renew("me", lock.token).token == lock.token
     assert 20 <= world.clock.time < 24
