@@ -88,7 +88,7 @@ def build(wanted: list[Program], say: Say = progress) -> None:
 
 def cache() -> Path:
     """One folder for each set of pinned modules, outside the checkout."""
-    root = Path(os.environ.get("GPUOPS_CACHE") or "~/.cache/gpuops").expanduser()
+    root = Path(os.environ.get("GPUOPS_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "gpuops")).expanduser()
     digest = hashlib.sha256()
     for file in sorted(TOOLS.glob("*/go.*")):
         digest.update(file.read_bytes())
