@@ -44,7 +44,9 @@ options:
         type: list
         elements: dict
       released_at:
-        description: When the GPU was last released, or a dictionary from GPU UUID to that time. What is older does not count.
+        description:
+          - When the GPU was last released, or a dictionary to such times from GPU UUIDs, C(pci:) with an address, and C(-) for the whole node.
+          - What is older does not count.
         type: raw
       missing:
         description: Sources that could not be read, each with C(source) and C(why).
@@ -130,10 +132,11 @@ verdicts:
 
 import json
 
-from ansible.module_utils.basic import AnsibleModule, missing_required_lib
+from ansible.module_utils.basic import missing_required_lib
 from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.evidence import EvidenceInvalid
 from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.verdict import diagnose, diagnose_all
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import MissingLibrary
+from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid import policy as xid_policy
 
 
@@ -145,30 +148,34 @@ def read_file(path: str) -> dict:
         raise EvidenceInvalid(f"cannot read the evidence {path}: {error}", path=path) from error
 
 
-def main() -> None:
-    parts = {name: {"type": "dict"} for name in ("node", "gpu", "alert", "info")}
-    parts.update({name: {"type": "list", "elements": "dict"} for name in ("history", "missing")}, released_at={"type": "raw"})
-    module = AnsibleModule(
-        argument_spec={
-            "evidence": {"type": "dict", "options": parts},
-            "evidence_file": {"type": "path"},
-            "policy_file": {"type": "path", "required": True},
-            "policy_schema_file": {"type": "path"},
-        },
-        mutually_exclusive=[("evidence", "evidence_file")],
-        required_one_of=[("evidence", "evidence_file")],
-        supports_check_mode=True,
-    )
+PARTS = {
+    **{name: {"type": "dict"} for name in ("node", "gpu", "alert", "info")},
+    **{name: {"type": "list", "elements": "dict"} for name in ("history", "missing")},
+    "released_at": {"type": "raw"},
+}
+SPEC = {
+    "argument_spec": {
+        "evidence": {"type": "dict", "options": PARTS},
+        "evidence_file": {"type": "path"},
+        "policy_file": {"type": "path", "required": True},
+        "policy_schema_file": {"type": "path"},
+    },
+    "mutually_exclusive": [("evidence", "evidence_file")],
+    "required_one_of": [("evidence", "evidence_file")],
+}
+
+
+def run(params, check_mode):
     for library, error in (("PyYAML", xid_policy.YAML_IMPORT_ERROR), ("jsonschema", xid_policy.JSONSCHEMA_IMPORT_ERROR)):
         if error is not None:
-            module.fail_json(msg=missing_required_lib(library), exception=str(error))
-    try:
-        policy = xid_policy.load_policy(module.params["policy_file"], module.params["policy_schema_file"])
-        evidence = module.params["evidence"] if module.params["evidence_file"] is None else read_file(module.params["evidence_file"])
-        verdict, verdicts = diagnose(evidence, policy), diagnose_all(evidence, policy)
-    except RemediationError as error:
-        module.fail_json(**error.failure())
-    module.exit_json(changed=False, verdict=verdict, verdicts=verdicts)
+            raise MissingLibrary(missing_required_lib(library), exception=str(error))
+    policy = xid_policy.load_policy(params["policy_file"], params["policy_schema_file"])
+    evidence = params["evidence"] if params["evidence_file"] is None else read_file(params["evidence_file"])
+    return {"changed": False, "verdict": diagnose(evidence, policy), "verdicts": diagnose_all(evidence, policy)}
+
+
+def main():
+    run_module(SPEC, run)
 
 
 if __name__ == "__main__":

@@ -138,12 +138,14 @@ class Evidence:
     switches: tuple[Event, ...]  # SXids
     identities: Mapping[str, Mapping[str, Optional[str]]]  # PCI address -> uuid, serial: who the kernel log says a GPU is
     history: tuple[Failure, ...]
-    released_at: Mapping[str, Optional[datetime]]  # GPU UUID -> its last release; "" holds for all
+    released_at: Mapping[str, datetime]  # GPU UUID, "pci:" address or "-" (the node with all its GPUs) -> last release
     missing: tuple[tuple[str, str], ...]
     hung: tuple[str, ...]  # sources whose reader was abandoned or ran out of time
 
-    def released(self, uuid: Optional[str]) -> Optional[datetime]:
-        return self.released_at.get(uuid or "", self.released_at.get(""))
+    def released(self, uuid: Optional[str], pci_bus_id: Optional[str] = None) -> Optional[datetime]:
+        """The last release that concerns a GPU, by whatever name it was released."""
+        names = (uuid, "pci:%s" % pci_bus_id, "-")
+        return max((self.released_at[name] for name in names if name is not None and name in self.released_at), default=None)
 
     @property
     def has_kernel_log(self) -> bool:
@@ -268,9 +270,9 @@ def _event(raw: Record) -> Event:
 
 
 def _alert(raw: Any) -> Optional[Alert]:
-    if raw is None:
-        return None
     alert = _record(raw, "alert")
+    if not alert:
+        return None
     uuid, pci, index = alert.get("gpu_uuid"), alert.get("pci_bus_id"), alert.get("gpu_index", alert.get("gpu"))
     return Alert(
         code=_number(alert.get("xid")),
@@ -294,11 +296,10 @@ def _failure(raw: Record) -> Optional[Failure]:
     return Failure(uuid, _number(raw.get("code")) or 0, program, time) if uuid and program and time else None
 
 
-def _released(raw: Any) -> dict[str, Optional[datetime]]:
-    """One time for the GPU (or GPUs) of this evidence, or a time for each GPU UUID."""
-    if isinstance(raw, Mapping):
-        return {str(uuid): _time(time) for uuid, time in raw.items()}
-    return {"": _time(raw)}
+def _released(raw: Any) -> dict[str, datetime]:
+    """One time for all that this evidence is about, or a time for each name."""
+    times = {str(name): _time(time) for name, time in (raw if isinstance(raw, Mapping) else {"-": raw}).items()}
+    return {name: time for name, time in times.items() if time is not None}
 
 
 def _missing(raw: Any, where: str) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.evidence import Alert, Event, Evidence, Gpu, Process
@@ -50,7 +50,7 @@ class Subject:
     def events(self, evidence: Evidence) -> Sorted:
         """Its Xids, by whether they count."""
         mine = evidence.events.get(self.pci_bus_id, ()) if self.pci_bus_id is not None else ()
-        return sort_events(mine, evidence, self.uuid)
+        return sort_events(mine, evidence, evidence.released(self.uuid, self.pci_bus_id))
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,15 @@ class Finding:
     decides: bool = True  # False: the driver's own recovery action stands for it
 
 
-def sort_events(events: Iterable[Event], evidence: Evidence, uuid: Optional[str]) -> Sorted:
-    """S3: an event counts if it is of the node's present boot and newer than the last release of that GPU."""
+def sort_events(events: Iterable[Event], evidence: Evidence, released: Optional[datetime]) -> Sorted:
+    """S3: an event counts if it is of the node's present boot and newer than the last release of what it is about."""
     sorted_: dict[str, list[Event]] = {"counting": [], "past": [], "undated": []}
     for event in events:
-        sorted_[_standing(event, evidence, uuid)].append(event)
+        sorted_[_standing(event, evidence, released)].append(event)
     return Sorted(*(tuple(sorted_[name]) for name in ("counting", "past", "undated")))
 
 
-def _standing(event: Event, evidence: Evidence, uuid: Optional[str]) -> str:
-    released = evidence.released(uuid)
+def _standing(event: Event, evidence: Evidence, released: Optional[datetime]) -> str:
     if released is not None and event.time is not None and event.time <= released:
         return "past"
     if event.boot_id and evidence.boot_id:
@@ -104,10 +103,10 @@ def gpu_findings(subject: Subject, evidence: Evidence, policy: Policy, alert: Op
 def node_findings(evidence: Evidence, policy: Policy) -> list[Finding]:
     """What the evidence says about the node itself: its switches, NVML as a whole, lines that name no GPU."""
     found: list[Finding] = []
-    for code, group in _by_code(sort_events(evidence.switches, evidence, None).counting):
+    for code, group in _by_code(sort_events(evidence.switches, evidence, evidence.released(None)).counting):
         row = policy.sxid.under({"xids": (), "later_xids": (), "severity": _severity(group)})
         found.append(_finding(row, "SXid %d" % code, group, policy.sxid.meaning))
-    for code, group in _by_code(sort_events(evidence.events.get(None, ()), evidence, None).counting):
+    for code, group in _by_code(sort_events(evidence.events.get(None, ()), evidence, evidence.released(None)).counting):
         row = policy.row(code)
         if _takes(row):
             row = replace(row, scope="node", action="hold", repair="none", because="The line does not name its GPU.")
@@ -326,7 +325,7 @@ def _alert(alert: Alert, subject: Subject, facts: Facts, evidence: Evidence, pol
 
 def is_past(alert: Alert, subject: Subject, evidence: Evidence) -> bool:
     """S3 for alerts."""
-    limits = [limit for limit in (evidence.boot_time, evidence.released(subject.uuid)) if limit is not None]
+    limits = [limit for limit in (evidence.boot_time, evidence.released(subject.uuid, subject.pci_bus_id)) if limit is not None]
     return alert.starts_at is not None and any(alert.starts_at <= limit for limit in limits)
 
 

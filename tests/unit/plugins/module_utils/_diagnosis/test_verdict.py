@@ -197,6 +197,9 @@ def test_the_record():
         pytest.param({}, at(60), "none", id="at the release"),
         pytest.param({}, {uuid(0): at(99)}, "none", id="before this GPU's release"),
         pytest.param({}, {uuid(1): at(99)}, "quarantine_gpu", id="before another GPU's release"),
+        pytest.param({}, {"pci:" + pci(0): at(99)}, "none", id="before its release under its address"),
+        pytest.param({}, {"-": at(99), uuid(0): at(5)}, "none", id="before the node's release"),
+        pytest.param({}, {"-": "never"}, "quarantine_gpu", id="a release without a time"),
         pytest.param({"boot_id": None}, None, "quarantine_gpu", id="no boot id, time after boot"),
         pytest.param({"boot_id": None, "time": at(-1)}, None, "none", id="no boot id, time before boot"),
         pytest.param({"time": None}, None, "quarantine_gpu", id="no time, this boot"),
@@ -320,8 +323,9 @@ def test_the_node_confirms_or_refutes(code, lines, fields, missing, expected):
     assert all(one["why"] in says(verdict) for one in missing)
 
 
-def test_half_an_answer_without_an_alert():
-    case = evidence()
+@pytest.mark.parametrize("nobody", [None, {}])
+def test_half_an_answer_without_an_alert(nobody):
+    case = evidence(alert=nobody)
     case["info"]["missing"] = [NO_LOG]
     assert judged(diagnose(case, POLICY)) == ("none", "gpu", "observe", "none", "none")
 
