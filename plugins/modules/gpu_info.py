@@ -68,8 +68,8 @@ node:
       type: str
   sample:
     boot_id: 0f5cbb6f-8d3f-4a0e-9f0e-1e2d3c4b5a69
-    boot_time: "2026-03-01T08:00:00.000+00:00"
-    collected_at: "2026-03-01T10:16:02.114+00:00"
+    boot_time: "2026-03-01T08:00:00.000000+00:00"
+    collected_at: "2026-03-01T10:16:02.114000+00:00"
     driver_version: 580.159.04
 gpus:
   description: One record a GPU. A value that nobody could tell is null, and why stands in the GPU's C(errors).
@@ -156,7 +156,7 @@ abandoned:
   sample:
     - source: nvml
       pid: 4711
-      since: "2026-03-01T10:16:02.114+00:00"
+      since: "2026-03-01T10:16:02.114000+00:00"
 missing:
   description: Sources that could not be read to the end, and why.
   returned: success

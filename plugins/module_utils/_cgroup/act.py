@@ -98,7 +98,7 @@ class State:
                     "processes": sorted(member.pid for member in target.members),
                     "holders": [process["pid"] for process in target.holders],
                 }
-                for target in self.targets
+                for target in sorted(self.targets, key=lambda target: target.path)
             ],
         }
 
@@ -133,10 +133,15 @@ class CgroupTask:
         """Once something was done, NVML is given the time that is left to notice."""
         self._guard()
         state = self._read()
-        while self._acted_on and any(self._differs(target) for target in state.targets) and time.monotonic() < self._deadline:
+        while self._acted_on and any(self._ending(target) for target in state.targets) and time.monotonic() < self._deadline:
             time.sleep(0.5)
             state = self._read()
         return state
+
+    def _ending(self, target: Target) -> bool:
+        """Not there yet, and ours to wait for: it was acted on, or NVML still lists what /proc has no more."""
+        gone = any(process["start_ticks"] is None for process in target.holders)
+        return self._differs(target) and (target.path in self._acted_on or gone)
 
     def _read(self) -> State:
         if self._want.state == "thawed":
@@ -178,8 +183,10 @@ class CgroupTask:
         return found.start_time if found and found.start_ticks == process["start_ticks"] else None
 
     def _target(self, path: str, holders: Sequence[Mapping[str, Any]]) -> Target:
+        if owner_of(path) is None:  # refused whoever is in it, so that the whole tree need not be walked
+            return Target(path, holders, [])
         members = []
-        for member in self._cgroups.members(path) if path != "/" else ():  # the root is refused whoever is in it
+        for member in self._cgroups.members(path):
             found = ProcFs("/proc").process(member.pid)
             members.append(MemberInfo(member.pid, member.path, (found.executable or found.name) if found else None))
         return Target(path, holders, members, self._cgroups.frozen(path))
@@ -190,11 +197,11 @@ class CgroupTask:
         todo = [target for target in state.targets if self._differs(target)]
         if self._acted_on:
             return self._judge_end(state, todo)
+        if self._want.cgroup and owner_of(self._want.cgroup) is None:
+            raise proof.NotProven(f"{self._want.cgroup} is neither one container's nor one unit's", suspects=[])
         if self._want.state == "thawed":
             return [Step("thaw", target.path, {"frozen": True}, {"frozen": False}) for target in todo]
         assert state.gpu is not None
-        if self._want.cgroup and owner_of(self._want.cgroup) is None:
-            raise proof.NotProven(f"{self._want.cgroup} is neither one container's nor one unit's", suspects=[])
         if todo or state.gpu["processes_source"] is None or self._strays(state):
             self._prove(state, todo)
         if self._want.state == "frozen":

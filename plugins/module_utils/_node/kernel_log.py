@@ -74,7 +74,7 @@ def collect(path: str, boot_time: float, boot_id: str, since: float | None, emit
         if record is None or not _GPU_LINE.search(record.text):
             continue
         seconds = boot_time + record.seconds
-        if since is not None and seconds <= since:
+        if since is not None and seconds < since + 1e-6:  # a time that we returned names its own line
             continue
         emit({"line": line, "xid": _event(record.text, isoformat(seconds), boot_id)})
 

@@ -31,7 +31,7 @@ class NodeUnreadable(RemediationError):
 
 
 def isoformat(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="microseconds")
 
 
 def parse_seconds(text: str) -> float:

@@ -46,9 +46,9 @@ def read(node, monkeypatch, *items, wanted=(), **options):
 def test_all_sources_answer(node, monkeypatch):
     told = read(node, monkeypatch, {"driver_version": "580"}, {"gpu": 0, "fields": {**NAMES, "processes_source": "nvml"}})
     assert told["node"].pop("collected_at")
-    assert told["node"] == {"boot_id": "boot-1", "boot_time": "1970-01-01T00:16:40.000+00:00", "driver_version": "580"}
+    assert told["node"] == {"boot_id": "boot-1", "boot_time": "1970-01-01T00:16:40.000000+00:00", "driver_version": "580"}
     assert [gpu["uuid"] for gpu in told["gpus"]] == [UUID]
-    assert [(xid["code"], xid["time"]) for xid in told["xids"]] == [(79, "1970-01-01T00:16:41.000+00:00")]
+    assert [(xid["code"], xid["time"]) for xid in told["xids"]] == [(79, "1970-01-01T00:16:41.000000+00:00")]
     assert told["kernel_log"] == [XID]
     assert (told["abandoned"], told["missing"]) == ([], [])
     json.dumps(told)

@@ -42,7 +42,7 @@ def test_not_a_time(text):
 
 
 def test_isoformat_is_read_back():
-    assert isoformat(60.25) == "1970-01-01T00:01:00.250+00:00"
+    assert isoformat(60.25) == "1970-01-01T00:01:00.250000+00:00"
     assert parse_seconds(isoformat(1767225600.5)) == 1767225600.5
 
 
