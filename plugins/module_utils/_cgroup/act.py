@@ -224,7 +224,7 @@ class CgroupTask:
 
     def _differs(self, target: Target) -> bool:
         if self._want.state != "killed":
-            return target.frozen != (self._want.state == "frozen") and bool(target.members)
+            return target.frozen != (self._want.state == "frozen") and bool(target.members or target.holders)
         whole = target.path in self._acted_on or (self._want.cgroup is not None and not self._want.pids)
         return bool(target.holders) or (whole and bool(target.members))
 
