@@ -27,3 +27,9 @@ class RemediationError(Exception):
     def failure(self) -> dict[str, Any]:
         """Keyword arguments for `AnsibleModule.fail_json`."""
         return {"msg": str(self), "error_kind": self.kind, **self.details}
+
+
+class MissingLibrary(RemediationError):
+    """A Python library that the work needs is not installed; `exception` in the details is the import's traceback."""
+
+    kind = "missing_library"

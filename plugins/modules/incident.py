@@ -204,10 +204,9 @@ pruned:
   type: int
 """
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.opening import ended, open_incidents
+from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 
 GROUP_SPEC = {
     "kind": {"required": True},
@@ -218,47 +217,45 @@ GROUP_SPEC = {
 END_STATES = ["no_action", "fence_lifted", "contained", "quarantined_overdue", "held_for_human", "cancelled_by_human"]
 SUBJECTS = ("alert_file", "inbox_ids", "incident_ids", "node", "group")
 
+SPEC = {
+    "argument_spec": {
+        **LEDGER_SPEC,
+        "state": {"default": "opened", "choices": ["opened", "closed", "released", "pruned"]},
+        "alert_file": {"type": "path"},
+        "inbox_ids": {"type": "list", "elements": "int"},
+        "incident_ids": {"type": "list", "elements": "str"},
+        "node": {},
+        "gpu": {},
+        "group": {"type": "dict", "options": GROUP_SPEC},
+        "inventory": {"type": "dict", "default": {}},
+        "alert_labels": {"type": "dict", "default": {}},
+        "limits": {"type": "dict", "default": {}},
+        "max_running": {"type": "int", "default": 0},
+        "anew": {"type": "bool", "default": False},
+        "incident_id": {},
+        "end_state": {"choices": END_STATES},
+        "reason": {},
+        "checks": {"type": "dict", "default": {}},
+        "older_than_days": {"type": "int", "default": 90},
+    },
+    "mutually_exclusive": [SUBJECTS],
+    "required_if": [("state", "opened", SUBJECTS, True), ("state", "closed", ["incident_id"]), ("state", "released", ["incident_id"])],
+    "required_by": {"gpu": ["node"]},
+}
+
+
+def run(params, check_mode):
+    ledger = open_ledger(params["ledger_url"], check_mode)
+    if params["state"] == "opened":
+        return open_incidents(ledger, params)
+    if params["state"] == "pruned":
+        pruned = ledger.prune(params["older_than_days"])
+        return {"changed": pruned > 0, "pruned": pruned}
+    return ended(ledger, params)
+
 
 def main():
-    module = AnsibleModule(
-        argument_spec={
-            **LEDGER_SPEC,
-            "state": {"default": "opened", "choices": ["opened", "closed", "released", "pruned"]},
-            "alert_file": {"type": "path"},
-            "inbox_ids": {"type": "list", "elements": "int"},
-            "incident_ids": {"type": "list", "elements": "str"},
-            "node": {},
-            "gpu": {},
-            "group": {"type": "dict", "options": GROUP_SPEC},
-            "inventory": {"type": "dict", "default": {}},
-            "alert_labels": {"type": "dict", "default": {}},
-            "limits": {"type": "dict", "default": {}},
-            "max_running": {"type": "int", "default": 0},
-            "anew": {"type": "bool", "default": False},
-            "incident_id": {},
-            "end_state": {"choices": END_STATES},
-            "reason": {},
-            "checks": {"type": "dict", "default": {}},
-            "older_than_days": {"type": "int", "default": 90},
-        },
-        mutually_exclusive=[SUBJECTS],
-        required_if=[("state", "opened", SUBJECTS, True), ("state", "closed", ["incident_id"]), ("state", "released", ["incident_id"])],
-        required_by={"gpu": ["node"]},
-        supports_check_mode=True,
-    )
-    params = module.params
-    try:
-        ledger = open_ledger(params["ledger_url"], module.check_mode)
-        if params["state"] == "opened":
-            result = open_incidents(ledger, params)
-        elif params["state"] == "pruned":
-            pruned = ledger.prune(params["older_than_days"])
-            result = {"changed": pruned > 0, "pruned": pruned}
-        else:
-            result = ended(ledger, params)
-    except RemediationError as error:
-        module.fail_json(**error.failure())
-    module.exit_json(**result)
+    run_module(SPEC, run)
 
 
 if __name__ == "__main__":

@@ -83,41 +83,40 @@ change:
       elements: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
+
+SPEC = {
+    "argument_spec": {
+        **LEDGER_SPEC,
+        "state": {"required": True, "choices": ["intended", "applied", "disowned", "reverted"]},
+        "incident_id": {"required": True},
+        "target": {"required": True},
+        "before": {"type": "raw"},
+        "wanted": {"type": "raw"},
+        "after": {"type": "raw"},
+    },
+}
+
+
+def run(params, check_mode):
+    incident_id, target = params["incident_id"], params["target"]
+    ledger = open_ledger(params["ledger_url"], check_mode)
+    before = after = ledger.open_change(target)
+    if params["state"] == "intended":
+        after = ledger.intend(incident_id, target, params["before"], params["wanted"])
+    elif before and params["state"] == "applied":
+        after = ledger.applied(before.id, params["after"])
+    elif before and params["state"] == "disowned":
+        after = ledger.disown(incident_id, target)
+    elif before:
+        after = ledger.reverted(before.id)
+    shown = [change.record() if change else {} for change in (before, after)]
+    return {"changed": before != after, "change": shown[1], "diff": {"before": shown[0], "after": shown[1]}}
 
 
 def main():
-    module = AnsibleModule(
-        argument_spec={
-            **LEDGER_SPEC,
-            "state": {"required": True, "choices": ["intended", "applied", "disowned", "reverted"]},
-            "incident_id": {"required": True},
-            "target": {"required": True},
-            "before": {"type": "raw"},
-            "wanted": {"type": "raw"},
-            "after": {"type": "raw"},
-        },
-        supports_check_mode=True,
-    )
-    params = module.params
-    incident_id, target = params["incident_id"], params["target"]
-    try:
-        ledger = open_ledger(params["ledger_url"], module.check_mode)
-        before = after = ledger.open_change(target)
-        if params["state"] == "intended":
-            after = ledger.intend(incident_id, target, params["before"], params["wanted"])
-        elif before and params["state"] == "applied":
-            after = ledger.applied(before.id, params["after"])
-        elif before and params["state"] == "disowned":
-            after = ledger.disown(incident_id, target)
-        elif before:
-            after = ledger.reverted(before.id)
-    except RemediationError as error:
-        module.fail_json(**error.failure())
-    shown = [change.record() if change else {} for change in (before, after)]
-    module.exit_json(changed=before != after, change=shown[1], diff={"before": shown[0], "after": shown[1]})
+    run_module(SPEC, run)
 
 
 if __name__ == "__main__":

@@ -101,26 +101,25 @@ incident:
   type: dict
 """
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
+
+SPEC = {
+    "argument_spec": {**LEDGER_SPEC, "incident_id": {}, "node": {}, "closed": {"type": "bool", "default": False}},
+}
+
+
+def run(params, check_mode):
+    # Reading makes no ledger: one that does not exist reads as a new one.
+    ledger = open_ledger(params["ledger_url"], check_mode=True)
+    result = {"changed": False, **ledger.overview(params["node"], params["closed"])}
+    if params["incident_id"]:
+        result["incident"] = ledger.story(params["incident_id"])
+    return result
 
 
 def main():
-    module = AnsibleModule(
-        argument_spec={**LEDGER_SPEC, "incident_id": {}, "node": {}, "closed": {"type": "bool", "default": False}},
-        supports_check_mode=True,
-    )
-    params = module.params
-    try:
-        # Reading makes no ledger: one that does not exist reads as a new one.
-        ledger = open_ledger(params["ledger_url"], check_mode=True)
-        result = ledger.overview(params["node"], params["closed"])
-        if params["incident_id"]:
-            result["incident"] = ledger.story(params["incident_id"])
-    except RemediationError as error:
-        module.fail_json(**error.failure())
-    module.exit_json(changed=False, **result)
+    run_module(SPEC, run)
 
 
 if __name__ == "__main__":

@@ -140,46 +140,45 @@ incident:
   type: dict
 """
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.stages import OUTCOMES, STAGES
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
+
+SPEC = {
+    "argument_spec": {
+        **LEDGER_SPEC,
+        "state": {"required": True, "choices": ["started", "finished"]},
+        "incident_id": {"required": True},
+        "stage": {"required": True, "choices": list(STAGES)},
+        "limits": {"type": "dict", "default": {}},
+        "outcome": {"choices": list(OUTCOMES)},
+        "error_kind": {},
+        "reason": {},
+        "data": {"type": "dict", "default": {}},
+    },
+    "required_if": [("state", "finished", ["outcome"])],
+}
+
+
+def run(params, check_mode):
+    stage = params["stage"]
+    ledger = open_ledger(params["ledger_url"], check_mode)
+    before = ledger.incident(params["incident_id"])["stages"].get(stage, {})
+    if params["state"] == "started":
+        result = ledger.start_stage(params["incident_id"], stage, Limits.of(params["limits"]))
+        result["changed"] = not result["skip"] or result["overdue"]
+    else:
+        end = [params[name] or None for name in ("reason", "error_kind")]
+        changed, incident = ledger.finish_stage(params["incident_id"], stage, params["outcome"], params["data"], *end)
+        result = {"changed": changed, "incident": incident}
+    after = result["incident"]["stages"].get(stage, {})
+    shown = [{name: side.get(name) for name in ("state", "outcome", "reason")} for side in (before, after)]
+    return {**result, "diff": {"before": shown[0], "after": shown[1]}}
 
 
 def main():
-    module = AnsibleModule(
-        argument_spec={
-            **LEDGER_SPEC,
-            "state": {"required": True, "choices": ["started", "finished"]},
-            "incident_id": {"required": True},
-            "stage": {"required": True, "choices": list(STAGES)},
-            "limits": {"type": "dict", "default": {}},
-            "outcome": {"choices": list(OUTCOMES)},
-            "error_kind": {},
-            "reason": {},
-            "data": {"type": "dict", "default": {}},
-        },
-        required_if=[("state", "finished", ["outcome"])],
-        supports_check_mode=True,
-    )
-    params = module.params
-    stage = params["stage"]
-    try:
-        ledger = open_ledger(params["ledger_url"], module.check_mode)
-        before = ledger.incident(params["incident_id"])["stages"].get(stage, {})
-        if params["state"] == "started":
-            result = ledger.start_stage(params["incident_id"], stage, Limits.of(params["limits"]))
-            result["changed"] = not result["skip"] or result["overdue"]
-        else:
-            end = [params[name] or None for name in ("reason", "error_kind")]
-            changed, incident = ledger.finish_stage(params["incident_id"], stage, params["outcome"], params["data"], *end)
-            result = {"changed": changed, "incident": incident}
-    except RemediationError as error:
-        module.fail_json(**error.failure())
-    after = result["incident"]["stages"].get(stage, {})
-    shown = [{name: side.get(name) for name in ("state", "outcome", "reason")} for side in (before, after)]
-    module.exit_json(**result, diff={"before": shown[0], "after": shown[1]})
+    run_module(SPEC, run)
 
 
 if __name__ == "__main__":

@@ -160,8 +160,6 @@ error_kind:
   type: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.argspec import (
     CONNECTION_SPEC,
     LOCK_SPEC,
@@ -174,38 +172,38 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.drain imp
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Selection
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC
+from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
+
+SPEC = {
+    "argument_spec": {
+        **CONNECTION_SPEC,
+        **LOCK_SPEC,
+        **LEDGER_SPEC,
+        "node": {"required": True},
+        "uid": {},
+        "scope": {"default": "node", "choices": ["node", "gpu"]},
+        "pods": {"type": "list", "elements": "dict", "options": {"uid": {"required": True}}},
+        "deadline_seconds": {"type": "float", "default": 300.0},
+        "evict_unmanaged": {"type": "bool", "default": False},
+        "cordon": {"type": "bool", "default": False},
+    },
+    "required_by": {"lock_token": ["lock_holder"]},
+}
 
 
-def main() -> None:
-    module = AnsibleModule(
-        argument_spec={
-            **CONNECTION_SPEC,
-            **LOCK_SPEC,
-            **LEDGER_SPEC,
-            "node": {"required": True},
-            "uid": {},
-            "scope": {"default": "node", "choices": ["node", "gpu"]},
-            "pods": {"type": "list", "elements": "dict", "options": {"uid": {"required": True}}},
-            "deadline_seconds": {"type": "float", "default": 300.0},
-            "evict_unmanaged": {"type": "bool", "default": False},
-            "cordon": {"type": "bool", "default": False},
-        },
-        required_by={"lock_token": ["lock_holder"]},
-        supports_check_mode=True,
-    )
-    params = module.params
+def run(params, check_mode):
     deadline = Deadline(params["deadline_seconds"])
     certain = None if params["pods"] is None else {pod["uid"] for pod in params["pods"]}
     selection = Selection(params["scope"], certain, evict_unmanaged=params["evict_unmanaged"])
-    try:
-        api = api_of(params)
-        permit = permit_of(params["node"], params, api, ledger_of(params, module.check_mode), deadline, module.check_mode)
-        writer = NodeWriter(api, permit, deadline, params["uid"], module.check_mode)
-        cordoned = writer.present(cordon=True) if params["cordon"] else None
-        result = result_of(Drain(writer, selection, params["lock_namespace"]).run(), cordoned)
-    except RemediationError as error:
-        module.fail_json(**error.failure())
-    module.exit_json(**result)
+    api = api_of(params)
+    permit = permit_of(params["node"], params, api, ledger_of(params, check_mode), deadline, check_mode)
+    writer = NodeWriter(api, permit, deadline, params["uid"], check_mode)
+    cordoned = writer.present(cordon=True) if params["cordon"] else None
+    return result_of(Drain(writer, selection, params["lock_namespace"]).run(), cordoned)
+
+
+def main():
+    run_module(SPEC, run)
 
 
 if __name__ == "__main__":

@@ -122,47 +122,46 @@ error_kind:
   type: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Outcome, Step
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.argspec import CONNECTION_SPEC
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC
+from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec import STATE_DIR_OPTIONS
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.lock import LEASE_SECONDS
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.lock_places import Held, change, place_of
 
+SPEC = {
+    "argument_spec": {
+        **CONNECTION_SPEC,
+        **LEDGER_SPEC,
+        **STATE_DIR_OPTIONS,
+        "state": {"type": "str", "default": "taken", "choices": ["taken", "renewed", "released"]},
+        "backend": {"type": "str", "default": "file", "choices": ["file", "lease", "ledger"]},
+        "node": {"type": "str"},
+        "lock_holder": {"type": "str", "required": True},
+        "lock_token": {"type": "int", "no_log": False},
+        "lock_namespace": {"type": "str", "default": "gpuops-system"},
+        "lease_seconds": {"type": "int", "default": LEASE_SECONDS},
+        "wait_seconds": {"type": "float", "default": 0},
+    },
+    "required_if": [
+        ("backend", "lease", ("node",)),
+        ("backend", "ledger", ("node",)),
+        ("state", "renewed", ("lock_token",)),
+        ("state", "released", ("lock_token",)),
+    ],
+}
 
-def main() -> None:
-    module = AnsibleModule(
-        argument_spec={
-            **CONNECTION_SPEC,
-            **LEDGER_SPEC,
-            **STATE_DIR_OPTIONS,
-            "state": {"type": "str", "default": "taken", "choices": ["taken", "renewed", "released"]},
-            "backend": {"type": "str", "default": "file", "choices": ["file", "lease", "ledger"]},
-            "node": {"type": "str"},
-            "lock_holder": {"type": "str", "required": True},
-            "lock_token": {"type": "int", "no_log": False},
-            "lock_namespace": {"type": "str", "default": "gpuops-system"},
-            "lease_seconds": {"type": "int", "default": LEASE_SECONDS},
-            "wait_seconds": {"type": "float", "default": 0},
-        },
-        required_if=[
-            ("backend", "lease", ("node",)),
-            ("backend", "ledger", ("node",)),
-            ("state", "renewed", ("lock_token",)),
-            ("state", "released", ("lock_token",)),
-        ],
-        supports_check_mode=True,
-    )
-    params = module.params
-    try:
-        before, after = change(place_of(params, check_mode=module.check_mode), params, check_mode=module.check_mode)
-    except RemediationError as error:
-        module.fail_json(**error.failure())
+
+def run(params, check_mode):
+    before, after = change(place_of(params, check_mode=check_mode), params, check_mode=check_mode)
     moved = (before.holder, before.token) != (after.holder, after.token)
     steps = [Step(params["state"], f"lock of {params['node'] or params['state_dir']}", before.show(), after.show())] if moved else []
-    module.exit_json(token=after.token, **Outcome(before, after, steps).result(Held.show))
+    return {"token": after.token, **Outcome(before, after, steps).result(Held.show)}
+
+
+def main():
+    run_module(SPEC, run)
 
 
 if __name__ == "__main__":

@@ -158,8 +158,6 @@ error_kind:
   type: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.argspec import (
     CONNECTION_SPEC,
     LOCK_SPEC,
@@ -170,6 +168,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.argspec i
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter, side_by_side, summary
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC
+from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._names import TAINT_EFFECT, TAINT_KEY, TAINT_VALUE
 
 TAINT_SPEC = {
@@ -183,44 +182,44 @@ NODE_SPEC = {
     **{name: {**LOCK_SPEC[name], "default": None} for name in ("incident_id", "groups", "lock_token")},
 }
 
-
-def main() -> None:
-    module = AnsibleModule(
-        argument_spec={
-            **CONNECTION_SPEC,
-            **LOCK_SPEC,
-            **LEDGER_SPEC,
-            "nodes": {"type": "list", "elements": "dict", "required": True, "options": NODE_SPEC},
-            "state": {"default": "present", "choices": ["present", "absent"]},
-            "taints": {
-                "type": "list",
-                "elements": "dict",
-                "default": [{"key": TAINT_KEY, "value": TAINT_VALUE, "effect": TAINT_EFFECT}],
-                "options": TAINT_SPEC,
-            },
-            "deadline_seconds": {"type": "float", "default": 30.0},
+SPEC = {
+    "argument_spec": {
+        **CONNECTION_SPEC,
+        **LOCK_SPEC,
+        **LEDGER_SPEC,
+        "nodes": {"type": "list", "elements": "dict", "required": True, "options": NODE_SPEC},
+        "state": {"default": "present", "choices": ["present", "absent"]},
+        "taints": {
+            "type": "list",
+            "elements": "dict",
+            "default": [{"key": TAINT_KEY, "value": TAINT_VALUE, "effect": TAINT_EFFECT}],
+            "options": TAINT_SPEC,
         },
-        required_by={"lock_token": ["lock_holder"]},
-        supports_check_mode=True,
-    )
-    params = module.params
+        "deadline_seconds": {"type": "float", "default": 30.0},
+    },
+    "required_by": {"lock_token": ["lock_holder"]},
+}
+
+
+def run(params, check_mode):
     deadline = Deadline(params["deadline_seconds"])
-    try:
-        api = api_of(params)
-        ledger = ledger_of(params, module.check_mode)
-    except RemediationError as error:
-        module.fail_json(**error.failure())
+    api = api_of(params)
+    ledger = ledger_of(params, check_mode)
 
     def write(node):
         own = {**params, **{name: value for name, value in node.items() if value is not None}}
-        permit = permit_of(node["name"], own, api, ledger, deadline, module.check_mode)
-        writer = NodeWriter(api, permit, deadline, node["uid"], module.check_mode)
+        permit = permit_of(node["name"], own, api, ledger, deadline, check_mode)
+        writer = NodeWriter(api, permit, deadline, node["uid"], check_mode)
         if params["state"] == "present":
             return writer.present(params["taints"])
         return writer.release() if own["incident_id"] else writer.absent(params["taints"])
 
     result = summary(side_by_side(params["nodes"], write))
-    (module.fail_json if "msg" in result else module.exit_json)(**result)
+    return {**result, "failed": "msg" in result}
+
+
+def main():
+    run_module(SPEC, run)
 
 
 if __name__ == "__main__":

@@ -92,42 +92,39 @@ notifications:
       type: dict
 """
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
+
+SPEC = {
+    "argument_spec": {
+        **LEDGER_SPEC,
+        "state": {"required": True, "choices": ["claimed", "sent", "failed", "queued"]},
+        "ids": {"type": "list", "elements": "int"},
+        "why": {},
+        "limit": {"type": "int", "default": 50},
+        "key": {"no_log": False},
+        "topic": {},
+        "payload": {"type": "dict", "default": {}},
+    },
+    "required_if": [("state", "sent", ["ids"]), ("state", "failed", ["ids", "why"]), ("state", "queued", ["key", "topic"])],
+}
+
+
+def run(params, check_mode):
+    state = params["state"]
+    ledger = open_ledger(params["ledger_url"], check_mode)
+    if state == "claimed":
+        due = ledger.claim_notifications(params["limit"])
+        return {"changed": bool(due), "notifications": due}
+    if state == "queued":
+        return {"changed": ledger.notify(params["key"], params["topic"], params["payload"])}
+    if state == "sent":
+        return {"changed": ledger.notifications_sent(params["ids"]) > 0}
+    return {"changed": ledger.notifications_failed(params["ids"], params["why"]) > 0}
 
 
 def main():
-    module = AnsibleModule(
-        argument_spec={
-            **LEDGER_SPEC,
-            "state": {"required": True, "choices": ["claimed", "sent", "failed", "queued"]},
-            "ids": {"type": "list", "elements": "int"},
-            "why": {},
-            "limit": {"type": "int", "default": 50},
-            "key": {"no_log": False},
-            "topic": {},
-            "payload": {"type": "dict", "default": {}},
-        },
-        required_if=[("state", "sent", ["ids"]), ("state", "failed", ["ids", "why"]), ("state", "queued", ["key", "topic"])],
-        supports_check_mode=True,
-    )
-    params = module.params
-    state = params["state"]
-    try:
-        ledger = open_ledger(params["ledger_url"], module.check_mode)
-        if state == "claimed":
-            due = ledger.claim_notifications(params["limit"])
-            result = {"changed": bool(due), "notifications": due}
-        elif state == "queued":
-            result = {"changed": ledger.notify(params["key"], params["topic"], params["payload"])}
-        elif state == "sent":
-            result = {"changed": ledger.notifications_sent(params["ids"]) > 0}
-        else:
-            result = {"changed": ledger.notifications_failed(params["ids"], params["why"]) > 0}
-    except RemediationError as error:
-        module.fail_json(**error.failure())
-    module.exit_json(**result)
+    run_module(SPEC, run)
 
 
 if __name__ == "__main__":

@@ -87,39 +87,37 @@ history:
   elements: dict
 """
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import MODES
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 
 BREAKER_SPEC = {"nodes": {"type": "int"}, "percent": {"type": "float"}, "window_seconds": {"type": "int"}}
 
+SPEC = {
+    "argument_spec": {
+        **LEDGER_SPEC,
+        "mode": {"choices": list(MODES)},
+        "breaker": {"type": "dict", "options": BREAKER_SPEC},
+        "breaker_reset": {"type": "bool", "default": False},
+        "who": {},
+        "why": {},
+    },
+    "required_by": {"mode": ["who", "why"], "breaker": ["who", "why"]},
+    "required_if": [("breaker_reset", True, ["who", "why"])],
+}
+
+
+def run(params, check_mode):
+    sets = bool(params["mode"] or params["breaker"] or params["breaker_reset"])
+    # Reading alone makes no ledger.
+    ledger = open_ledger(params["ledger_url"], check_mode or not sets)
+    before = {"mode": ledger.mode(), "breaker": ledger.breaker()}
+    after = ledger.configure(params["mode"], params["breaker"], params["breaker_reset"], params["who"], params["why"])
+    return {**after, "changed": before != after, "history": ledger.settings_history(), "diff": {"before": before, "after": after}}
+
 
 def main():
-    module = AnsibleModule(
-        argument_spec={
-            **LEDGER_SPEC,
-            "mode": {"choices": list(MODES)},
-            "breaker": {"type": "dict", "options": BREAKER_SPEC},
-            "breaker_reset": {"type": "bool", "default": False},
-            "who": {},
-            "why": {},
-        },
-        required_by={"mode": ["who", "why"], "breaker": ["who", "why"]},
-        required_if=[("breaker_reset", True, ["who", "why"])],
-        supports_check_mode=True,
-    )
-    params = module.params
-    sets = bool(params["mode"] or params["breaker"] or params["breaker_reset"])
-    try:
-        # Reading alone makes no ledger.
-        ledger = open_ledger(params["ledger_url"], module.check_mode or not sets)
-        before = {"mode": ledger.mode(), "breaker": ledger.breaker()}
-        after = ledger.configure(params["mode"], params["breaker"], params["breaker_reset"], params["who"], params["why"])
-        history = ledger.settings_history()
-    except RemediationError as error:
-        module.fail_json(**error.failure())
-    module.exit_json(changed=before != after, **after, history=history, diff={"before": before, "after": after})
+    run_module(SPEC, run)
 
 
 if __name__ == "__main__":

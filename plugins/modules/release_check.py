@@ -68,42 +68,41 @@ error_kind:
 
 from dataclasses import asdict
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.release import Case, checks, require
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import load_policy
 
+SPEC = {
+    "argument_spec": {
+        **LEDGER_SPEC,
+        "incident_id": {"required": True},
+        "info": {"type": "dict", "required": True},
+        "policy_file": {"type": "path", "required": True},
+        "allowed_holders": {"type": "list", "elements": "str", "default": []},
+        "prometheus_url": {"default": ""},
+    },
+}
 
-def main() -> None:
-    module = AnsibleModule(
-        argument_spec={
-            **LEDGER_SPEC,
-            "incident_id": {"required": True},
-            "info": {"type": "dict", "required": True},
-            "policy_file": {"type": "path", "required": True},
-            "allowed_holders": {"type": "list", "elements": "str", "default": []},
-            "prometheus_url": {"default": ""},
-        },
-        supports_check_mode=True,
-    )
-    params = module.params
-    try:
-        incident = open_ledger(params["ledger_url"], check_mode=True).incident(params["incident_id"])
-        policy = load_policy(params["policy_file"])
-        results = checks(
-            Case.of(
-                incident,
-                params["info"],
-                quarantines=lambda code: policy.row(code).action.startswith("quarantine"),
-                allowed_holders=params["allowed_holders"],
-                prometheus_url=params["prometheus_url"],
-            )
+
+def run(params, check_mode):
+    incident = open_ledger(params["ledger_url"], check_mode=True).incident(params["incident_id"])
+    policy = load_policy(params["policy_file"])
+    results = checks(
+        Case.of(
+            incident,
+            params["info"],
+            quarantines=lambda code: policy.row(code).action.startswith("quarantine"),
+            allowed_holders=params["allowed_holders"],
+            prometheus_url=params["prometheus_url"],
         )
-        require(results)
-    except RemediationError as error:
-        module.fail_json(**error.failure())
-    module.exit_json(changed=False, checks=[asdict(check) for check in results])
+    )
+    require(results)
+    return {"changed": False, "checks": [asdict(check) for check in results]}
+
+
+def main():
+    run_module(SPEC, run)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.module_utils.basic import missing_required_lib
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import MissingLibrary
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.database import DEFAULT_URL, LIBRARY_ERROR
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 
 # A URL may carry a password.
 LEDGER_SPEC: dict[str, dict[str, Any]] = {"ledger_url": {"default": DEFAULT_URL, "no_log": True}}
-
-
-class MissingLibrary(RemediationError):
-    kind = "missing_library"
 
 
 def open_ledger(url: str, check_mode: bool = False) -> Ledger:

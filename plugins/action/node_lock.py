@@ -1,0 +1,22 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from ansible_collections.gpuops.remediation.plugins.modules import node_lock
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._controller_action import ControllerAction
+
+
+class ActionModule(ControllerAction):
+    """The file's lock is on the node; the others are where the controller reaches them."""
+
+    module = node_lock
+
+    def run(self, tmp: Optional[str] = None, task_vars: Optional[dict[str, Any]] = None) -> dict[str, Any]:
+        if self._task.args.get("backend", "file") == "file":
+            answer: dict[str, Any] = self._execute_module(task_vars=task_vars)
+            return answer
+        return super().run(tmp, task_vars)
