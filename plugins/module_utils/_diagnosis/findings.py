@@ -309,18 +309,22 @@ def _alert(alert: Alert, subject: Subject, facts: Facts, evidence: Evidence, pol
             return [_unclear(alert, None, evidence, policy)]
         return []
     if alert.code in facts["xids"] or (alert.code == OFF_THE_BUS and subject.gpu is not None and subject.gpu.lost):
-        return []  # confirmed: the node's own finding stands for it
+        return [_answered(alert, "alert_confirmed", policy)]
+    if complete:
+        return [_answered(alert, "alert_not_confirmed", policy)]
     row = policy.row(alert.code).under(facts)
     says = "The alert %s reports Xid %d: %s" % (alert.name, alert.code, row.meaning)
-    if complete:
-        refuted = policy.states["alert_not_confirmed"]
-        return [Finding(refuted, "certain", "alert", "%s The alert %s reports Xid %d." % (refuted.meaning, alert.name, alert.code))]
     answered = subject.gpu is not None and subject.gpu.answered
     if row.certain_on_fleet_evidence and not answered:
         return [Finding(row, "certain", "alert", says + " The policy calls this certain without the node.", (alert.code,))]
     if row.domain == "application" and not evidence.silent:
         return [Finding(row, "likely", "alert", says, (alert.code,))]
     return [_unclear(alert, row, evidence, policy)]
+
+
+def _answered(alert: Alert, state: str, policy: Policy) -> Finding:
+    row = policy.states[state]
+    return Finding(row, "certain", "alert", "%s The alert %s reports Xid %s." % (row.meaning, alert.name, alert.code))
 
 
 def is_past(alert: Alert, subject: Subject, evidence: Evidence) -> bool:

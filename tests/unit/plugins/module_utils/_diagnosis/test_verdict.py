@@ -320,6 +320,7 @@ def test_the_node_confirms_or_refutes(code, lines, fields, missing, expected):
     verdict = diagnose(case, POLICY)
     assert (verdict["action"], verdict["certainty"]) == expected
     assert verdict["missing"] == missing
+    assert ("The node itself shows what the alert reports." in says(verdict)) == (bool(lines) or "lost" in fields)
     assert all(one["why"] in says(verdict) for one in missing)
 
 
