@@ -11,6 +11,7 @@ import itertools
 import threading
 from typing import Any, Callable
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import UnknownChange
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.client import KubeApi
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import Conflict, NotFound
@@ -139,9 +140,11 @@ class FakeLedger:
         if not self.check_mode:
             rows[change_id].status, rows[change_id].after = "applied", after
 
-    def disown(self, incident_id: str, target: str) -> FakeChange | None:
+    def disown(self, incident_id: str, target: str) -> FakeChange:
         row = _open(self._ask("disown", incident_id, target), target)
-        if row and incident_id in row.owners:
+        if row is None:
+            raise UnknownChange(target)
+        if incident_id in row.owners:
             row.owners.remove(incident_id)
             row.past_owners.add(incident_id)
         return row

@@ -8,9 +8,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, Protocol
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import UnknownChange
 
 
 class Change(Protocol):
@@ -46,7 +49,7 @@ class Ledger(Protocol):
 
     def applied(self, change_id: int, after: Any) -> object: ...
 
-    def disown(self, incident_id: str, target: str) -> Change | None: ...
+    def disown(self, incident_id: str, target: str) -> Change: ...
 
     def reverted(self, change_id: int) -> object: ...
 
@@ -105,8 +108,13 @@ class Permit:
         """Stop wanting these changes; those that nobody else wants are ours to undo."""
         if not self.incident:
             return {}
-        left = {part: self.incident.ledger.disown(self.incident.id, self._target(part)) for part in parts}
-        return {part: change for part, change in left.items() if change and not change.owners}
+        sole: dict[str, Change] = {}
+        for part in parts:
+            with contextlib.suppress(UnknownChange):  # another incident was the last to want it, and has undone it
+                change = self.incident.ledger.disown(self.incident.id, self._target(part))
+                if not change.owners:
+                    sole[part] = change
+        return sole
 
     def reverted(self, change: Change) -> None:
         if self.incident:

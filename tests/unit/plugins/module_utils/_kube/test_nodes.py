@@ -265,6 +265,17 @@ def test_an_incident_that_joins_during_the_release_keeps_its_taint():
     assert world.ledger.rows[0].status == "applied"
 
 
+def test_two_incidents_released_at_once():
+    """S9: the other one was the last, and has undone it while we were on our way."""
+    world = World()
+    for incident in "ab":
+        world.writer(incident).present([OURS])
+    world.also_write(lambda: world.writer("b").release())
+    world.writer("a").release()
+    assert (world.taints(), world.incidents()) == ([], None)
+    assert world.ledger.rows[0].status == "reverted"
+
+
 def test_release_is_asked_for_too_but_needs_no_slot():
     """S8: releases still work when the breaker has tripped."""
     world = World()
