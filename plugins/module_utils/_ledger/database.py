@@ -159,7 +159,7 @@ def controller() -> str:
 
 def _engine(url: sa.URL, check_mode: bool) -> sa.Engine:
     if url.get_backend_name() == "postgresql":
-        return sa.create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": 10})
+        return sa.create_engine(url, connect_args={"connect_timeout": 10})
     if not _is_file(url):
         engine = sa.create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
     else:

@@ -1,0 +1,46 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Whatever the unit tests say of the ledger on SQLite holds on PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psycopg
+import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LedgerUnavailable
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+from ledgers import fresh_schema, opened
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_unit_tests(server):
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/unit/plugins/module_utils/_ledger"]
+    environment = {**os.environ, "GPUOPS_TEST_LEDGER_URL": server, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout
+    assert " passed" in ran.stdout
+
+
+def test_a_check_on_an_empty_database_leaves_it_empty(server):
+    url = fresh_schema(server)
+    assert Ledger.open(url, check_mode=True).mode() == "observe"
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()").fetchone() == (0,)
+
+
+def test_a_database_that_is_read_only(server):
+    """S19: nothing is changed, and the run says so."""
+    url = fresh_schema(server)
+    ledger = Ledger.open(url)
+    incident_id = opened(ledger)
+    read_only = Ledger.open(url + "%20-cdefault_transaction_read_only%3Don")
+    for write in (lambda: read_only.set_mode("act", "jane", "why"), lambda: read_only.intend(incident_id, "t", None, 1)):
+        with pytest.raises(LedgerUnavailable, match="nothing is changed: cannot execute INSERT in a read-only transaction"):
+            write()

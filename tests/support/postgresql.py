@@ -1,0 +1,82 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""A PostgreSQL server of one's own: Debian's programs, an empty folder, a free port, ended by its pid."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def running_postgresql() -> Iterator[str]:
+    """The URL of its database. The server refuses to run as root, so root lends it Debian's user."""
+    programs = max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
+    user = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.geteuid() == 0 else {}
+    folder = Path(tempfile.mkdtemp(prefix="gpuops-postgresql-", dir="/tmp"))
+    if user:
+        shutil.chown(folder, "postgres", "postgres")
+    port = _free_port()
+    initdb = [
+        programs / "initdb",
+        "--pgdata",
+        folder / "data",
+        "--auth",
+        "trust",
+        "--username",
+        "gpuops",
+        "--no-sync",
+        "--encoding",
+        "UTF8",
+    ]
+    server = [
+        programs / "postgres",
+        "-D",
+        folder / "data",
+        "-k",
+        folder,
+        "-h",
+        "127.0.0.1",
+        "-p",
+        str(port),
+        "-c",
+        "fsync=off",
+        "-c",
+        "synchronous_commit=off",
+    ]
+    try:
+        subprocess.run(initdb, cwd=folder, stdout=subprocess.DEVNULL, check=True, **user)
+        with (folder / "log").open("w") as log, subprocess.Popen(server, cwd=folder, stdout=log, stderr=log, **user) as process:
+            try:
+                _wait(programs, port, process)
+                yield f"postgresql://gpuops@127.0.0.1:{port}/postgres"
+            finally:
+                process.send_signal(signal.SIGQUIT)  # at once: nothing of it is kept
+    finally:
+        shutil.rmtree(folder)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def _wait(programs: Path, port: int, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(300):
+        ready = [programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
+        if subprocess.run(ready, check=False).returncode == 0:
+            return
+        if process.poll() is not None:
+            break
+        time.sleep(0.2)
+    raise RuntimeError("PostgreSQL does not answer")
