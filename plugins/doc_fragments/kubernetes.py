@@ -24,7 +24,7 @@ options:
       - E(K8S_AUTH_CONTEXT) stands in for it.
     type: str
   api_timeout_seconds:
-    description: How long one request to the API server may take. Requests without an answer are repeated until O(deadline_seconds).
+    description: How long one request to the API server may take. Requests without an answer are repeated until the module's deadline.
     type: float
     default: 10.0
 """
