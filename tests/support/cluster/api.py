@@ -104,6 +104,6 @@ class Api:
                 raise
 
     def apply_file(self, file: Path) -> None:
-        """Makes every object of a manifest; they must not exist yet."""
-        for body in filter(None, yaml.safe_load_all(file.read_text())):
+        """Makes every object of a manifest, a List; they must not exist yet."""
+        for body in yaml.safe_load(file.read_text())["items"]:
             self.create(body["kind"], body)

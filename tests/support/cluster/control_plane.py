@@ -245,7 +245,7 @@ class Cluster:
             "kube-controller-manager": ["--leader-elect=false", "--secure-port=0", gates],
             "kube-scheduler": ["--leader-elect=false", "--secure-port=0", gates],
             "kwok": [
-                f"--config={HERE / 'kwok_stages.yml'}",
+                *(f"--config={stage}" for stage in sorted((HERE / "kwok").glob("*.yml"))),  # what it does; without them it does nothing
                 f"--manage-nodes-with-label-selector=!{DEAD_LABEL}",
                 "--node-lease-duration-seconds=40",
             ],
