@@ -54,6 +54,8 @@ def incident_record(row: Any, stages: Iterable[Any], now: datetime, *, found: bo
         "seconds_left": left(now, row.deadline_at),
         "stages": {stage.name: stage_record(stage) for stage in stages if stage.round == row.round},
         "found": found,
+        # as node_taint takes a node
+        "target": {"name": row.node, "uid": row.node_uid, "incident_id": row.id, "groups": row.groups or {}},
     }
 
 

@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
+from typing import Any, Callable, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof import counts
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
