@@ -72,7 +72,7 @@ def _free_port() -> int:
 
 
 def _wait(programs: Path, port: int, process: subprocess.Popen[bytes]) -> None:
-    for _ in range(300):
+    for _attempt in range(300):
         ready = [programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
         if subprocess.run(ready, check=False).returncode == 0:
             return

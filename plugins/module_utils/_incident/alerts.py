@@ -117,7 +117,7 @@ def parse_message(text: bytes) -> Message:
     return Message(body["alerts"], truncated if isinstance(truncated, int) else 0)
 
 
-def judge_all(message: Message, labels: LabelMap = DEFAULT_LABELS) -> Iterator[Judged]:
+def judge_all(message: Message, labels: Optional[LabelMap] = None) -> Iterator[Judged]:
     """Each alert alone: what is wrong with one says nothing about the others (S2)."""
     for position, raw in enumerate(message.alerts):
         fingerprint = fingerprint_of(raw)
@@ -135,8 +135,9 @@ def fingerprint_of(raw: Any) -> str:
     return hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()
 
 
-def judge(raw: Any, fingerprint: str, label_map: LabelMap = DEFAULT_LABELS) -> Alert:
+def judge(raw: Any, fingerprint: str, label_map: Optional[LabelMap] = None) -> Alert:
     """The alert, or HeldAlert with the reason."""
+    label_map = label_map or DEFAULT_LABELS
     if not isinstance(raw, dict):
         raise HeldAlert("the alert is not an object")
     labels, annotations = _texts(raw, "labels"), _texts(raw, "annotations")

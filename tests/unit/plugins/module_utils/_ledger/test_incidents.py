@@ -187,7 +187,7 @@ def test_a_late_alert_says_so(ledger):
 
 def test_held_alerts_are_told_once(ledger):
     """S2"""
-    for _ in range(3):
+    for _attempt in range(3):
         ledger.hold_alert("aaaaaaaa", "no label names a node", 0)
     assert [one["topic"] for one in ledger.claim_notifications()] == ["alert_held"]
     assert [one["reason"] for one in ledger.overview()["held_alerts"]] == ["no label names a node"]

@@ -31,7 +31,7 @@ def test_a_claim_lasts_two_minutes(ledger, clock):
 def test_what_failed_comes_up_again_later_each_time(ledger, clock):
     ledger.notify("k", "contained", {})
     waits = []
-    for _ in range(6):
+    for _attempt in range(6):
         (one,) = ledger.claim_notifications()
         assert ledger.notifications_failed([one["id"]], "the pager is down") == 1
         waits.append((_due(ledger) - clock()).total_seconds())

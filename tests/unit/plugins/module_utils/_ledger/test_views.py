@@ -44,7 +44,7 @@ def test_pruning_keeps_what_still_matters(ledger, clock):
     """S3, S19: retention, but what is open and each GPU's last release stay."""
     stays = opened(ledger, by_hand("1"))
     ids = []
-    for _ in range(3):
+    for _attempt in range(3):
         incident_id = opened(ledger)
         ledger.finish_stage(incident_id, "diagnose", "ok", {})
         change = ledger.intend(incident_id, "t", None, 1)
