@@ -10,7 +10,7 @@ DOCUMENTATION = r"""
 module: gpu_info
 short_description: Read a node's GPUs, who uses them, and what the kernel says of them
 description:
-  - NVML, the kernel log and the processes' open files are read side by side, each by a child of its own under a time limit.
+  - NVML, the driver's own files, the processes' open files and the kernel log are read side by side, each by a child of its own under a time limit.
     A source that hangs or fails is named in RV(missing), and the answer holds what the others told, and what the hung one had told before.
   - While a child of an earlier run hangs in the driver and cannot be killed, its source is not asked again. See RV(abandoned).
   - Where NVML has lost a GPU or does not answer, the processes that have its device file open are listed instead.

@@ -201,9 +201,10 @@ class CgroupTask:
             raise proof.NotProven(f"{self._want.cgroup} is neither one container's nor one unit's", suspects=[])
         if self._want.state == "thawed":
             return [Step("thaw", target.path, {"frozen": True}, {"frozen": False}) for target in todo]
-        assert state.gpu is not None
+        if state.gpu is None:
+            raise proof.NotProven("without a GPU there is no proof", suspects=[])
         if todo or state.gpu["processes_source"] is None or self._strays(state):
-            self._prove(state, todo)
+            self._prove(state, state.gpu, todo)
         if self._want.state == "frozen":
             return [Step("freeze", target.path, {"frozen": False}, {"frozen": True}) for target in todo]
         gentle = [target for target in todo if not self._want.cgroup and not target.frozen and self._want.grace_seconds]
@@ -234,10 +235,9 @@ class CgroupTask:
         alive = [one for one in self._want.pids if one["pid"] not in listed and self._node.proc.alive(one["pid"], one["start_ticks"])]
         return [{"pid": one["pid"], "start_ticks": one["start_ticks"], **self._node.proc.describe(one["pid"])} for one in alive]
 
-    def _prove(self, state: State, todo: Sequence[Target]) -> None:
-        assert state.gpu is not None
-        proof.require_witness(state.gpu)
-        proof.refuse_mps(state.gpu)
+    def _prove(self, state: State, gpu: Mapping[str, Any], todo: Sequence[Target]) -> None:
+        proof.require_witness(gpu)
+        proof.refuse_mps(gpu)
         strays = self._strays(state)
         if strays or any(not target.holders for target in todo):
             where = f"no process of {self._want.cgroup}" if not strays else "pid " + ", ".join(str(one["pid"]) for one in strays)

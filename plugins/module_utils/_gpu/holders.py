@@ -46,8 +46,7 @@ def _open_minors(folder: str, devices: dict[tuple[Any, ...], int]) -> set[int]:
 
 
 def collect(proc: ProcFs, dev_root: str, emit: Emit) -> None:
-    """Every (minor, process), after the minors that exist and the GPUs that the driver names without NVML."""
-    emit({"known": proc.driver_gpus()})
+    """The minors that exist, and every (minor, process). The driver itself is not asked, so that a driver that hangs hides nobody."""
     devices = _device_files(dev_root)
     unreadable = 0
     found = []

@@ -4,7 +4,7 @@
 
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
 
-"""A node's GPUs from all sources: NVML, the kernel log and /proc, each in its own watched child."""
+"""A node's GPUs from all sources: NVML, the driver's files, open device files and the kernel log, each in its own watched child."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._node import ke
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import isoformat
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDirError
-from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Answer, Collect, Watchdog
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Answer, Collect, Emit, Watchdog
 
 _SEEN = "gpus.json"
 
@@ -37,6 +37,7 @@ def read(
     boot_id, boot_time = node.proc.boot_id(), node.proc.boot_time()
     sources: dict[str, Collect] = {
         "nvml": partial(nvml.collect, node.nvml_library, wanted, node.proc.describe),
+        "driver": partial(_driver, node),
         "processes": partial(holders.collect, node.proc, node.dev_root),
     }
     if with_kernel_log:
@@ -64,13 +65,18 @@ def read(
     }
 
 
+def _driver(node: Node, emit: Emit) -> None:
+    emit({"known": node.proc.driver_gpus()})
+
+
 def join(answers: Mapping[str, Answer], seen: Sequence[Mapping[str, Any]], dev_root: str) -> tuple[dict[str, Any], list[records.Gpu]]:
     """The GPUs, from what NVML told, what the driver and an earlier reading know, and who has which device file open."""
-    nvml_answer, processes = answers["nvml"], answers["processes"]
+    nvml_answer = answers["nvml"]
     told, gpus = records.from_nvml(nvml_answer.items, nvml_answer.why)
     found: dict[str, Any] = {}
-    for item in processes.items:
-        found.update(item)
+    for name in ("driver", "processes"):
+        for item in answers[name].items:
+            found.update(item)
     known = records.merge_known(found.get("known", []), seen)
     gpus = records.add_known(gpus, known, nvml_complete=nvml_answer.why is None)
     for minor in found.get("minors", []):  # nobody could name it, but its holders can be

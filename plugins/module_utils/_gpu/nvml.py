@@ -76,7 +76,7 @@ class _Reader:
         self._nvml = nvml
         self._lost = False
 
-    def _call(self, name: str, *args: Any) -> Any:
+    def _call(self, name: str, *args: Any, unsupported: Any = None) -> Any:
         """None when NVML refuses; NOT_SUPPORTED is this GPU's nature and no error."""
         self._emit({"gpu": self._index, "begins": name})
         try:
@@ -85,10 +85,10 @@ class _Reader:
             if error.value == self._nvml.NVML_ERROR_GPU_IS_LOST:
                 self._lost = True
                 self._tell(lost=True)
-            if error.value != self._nvml.NVML_ERROR_NOT_SUPPORTED:
-                self._emit({"gpu": self._index, "call": name, "error": str(error)})
-            else:
+            if error.value == self._nvml.NVML_ERROR_NOT_SUPPORTED:
                 self._tell()
+                return unsupported
+            self._emit({"gpu": self._index, "call": name, "error": str(error)})
             return None
         self._tell()
         return value
@@ -216,7 +216,7 @@ class _Reader:
         """All three lists or none: a holder that is missing must not look like one that has gone."""
         found: dict[tuple[int, int | None, int | None], dict[str, Any]] = {}
         for kind, name in _PROCESS_LISTS:
-            listed = self._call(name, handle)
+            listed = self._call(name, handle, unsupported=None if kind == "compute" else [])
             if listed is None:
                 return
             for one in listed:

@@ -105,7 +105,7 @@ class OwnCgroup:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), 9)
         for folder in folders:
-            for _ in range(200):
+            for _attempt in range(200):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
                     break

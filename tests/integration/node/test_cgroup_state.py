@@ -7,6 +7,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,6 +19,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import 
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs, isoformat
 
 GIB = 1 << 30
+MODULES = "ansible_collections.gpuops.remediation.plugins.modules"
 POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod12345678_9abc_def0_1234_56789abcdef0.slice"
 CONTAINER = f"{POD}/cri-containerd-{'4f' * 32}.scope"
 
@@ -199,6 +203,23 @@ def test_s10_a_container_inside_the_unit(node):
     assert alive(holder) and alive(inner)
     assert end_holders(node, gpu=1)["changed"], "the inner one alone can be ended"
     assert alive(holder) and not alive(inner)
+
+
+def test_s10_the_task_does_not_end_itself(node):
+    """Started from a notebook on the sick GPU, or by an agent in the same unit."""
+    pid = start(node, [0], "train", GIB)
+    own = Path(node.options["cgroup_root"]) / node.cgroup("system.slice/train.service").lstrip("/") / "cgroup.procs"
+    arguments = node.arguments("cgroup_state", state="killed", gpu=node.uuids[0], stage_started_at=now())
+    done = subprocess.run(
+        ["sh", "-c", f'echo 0 >"{own}"; "$@"; exit 0', "sh", sys.executable, "-m", f"{MODULES}.cgroup_state"],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": arguments}),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert "this very task" in refused(json.loads(done.stdout), pid)
+    assert alive(pid)
 
 
 def test_s10_all_or_nothing(node):

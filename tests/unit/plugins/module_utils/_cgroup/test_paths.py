@@ -20,7 +20,9 @@ UID_ = UID.replace("-", "_")
             f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_}.slice/cri-containerd-{ID}.scope",
             0, "containerd", UID, id="kubernetes, containerd, systemd"),
         pytest.param(f"/kubepods.slice/kubepods-pod{UID_}.slice/crio-{ID}.scope", 0, "cri-o", UID, id="kubernetes, cri-o, guaranteed"),
-        pytest.param(f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UID_}.slice/docker-{ID}.scope", 0, "docker", UID, id="kubernetes, cri-dockerd"),
+        pytest.param(
+            f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UID_}.slice/docker-{ID}.scope",
+            0, "docker", UID, id="kubernetes, cri-dockerd"),
         pytest.param(f"/kubepods/burstable/pod{UID}/{ID}", 0, None, UID, id="kubernetes, cgroupfs: the path does not name the runtime"),
         pytest.param(f"/kubepods/pod{UID}/crio-{ID}", 0, "cri-o", UID, id="kubernetes, cri-o, cgroupfs"),
         pytest.param(f"/kubepods/burstable/pod{'0123abcd' * 4}/{ID}", 0, None, "0123abcd" * 4, id="a static pod's hash"),

@@ -56,7 +56,7 @@ def signalled(monkeypatch):
 
 def at(folder, levels=1):
     root = folder
-    for _ in range(levels):
+    for _attempt in range(levels):
         root = root.parent
     return Cgroups.at(str(root))
 

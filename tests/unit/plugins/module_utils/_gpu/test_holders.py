@@ -60,21 +60,6 @@ def test_who_has_which_device_file_open(node, hold):
     assert told["holders"][0]["process"]["executable"] == os.path.realpath(sys.executable)
 
 
-def test_gpus_that_the_driver_names_without_nvml(node):
-    gpu = node / "proc" / "driver" / "nvidia" / "gpus" / "0000:0a:00.0"
-    gpu.mkdir(parents=True)
-    (gpu / "information").write_text(
-        "Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-a\nBus Location: \t 0000:0A:00.0\nDevice Minor: \t 3\nGPU Excluded:\t No\n"
-    )
-    for address, line in (("0000:0b:00.0", "GPU Excluded:\t Yes"), ("0000:0c:00.0", "GPU UUID: \t GPU-????????-????")):
-        (gpu.parent / address).mkdir()
-        (gpu.parent / address / "information").write_text(line + "\n")
-    assert collect(node)["known"] == [
-        {"uuid": "GPU-a", "pci_bus_id": "0000:0a:00.0", "minor": 3, "name": "NVIDIA H200"},
-        {"uuid": None, "pci_bus_id": "0000:0c:00.0", "minor": None, "name": None},
-    ]
-
-
 def test_a_process_that_has_gone_is_no_error(node):
     os.symlink("/proc/999999999", node / "proc" / "999999999")
     assert collect(node)["holders"] == []

@@ -171,6 +171,12 @@ def test_all_process_lists_or_none(monkeypatch):
     assert (gpu["processes"], gpu["processes_source"]) == ([], None)
 
 
+@pytest.mark.parametrize(("unsupported", "source"), [("Graphics", "nvml"), ("MPSCompute", "nvml"), ("Compute", None)])
+def test_a_list_that_the_gpu_cannot_have_is_empty(monkeypatch, unsupported, source):
+    _node, [gpu] = read(monkeypatch, **{f"nvmlDeviceGet{unsupported}RunningProcesses_v3": FakeError(3)})
+    assert (gpu["processes_source"], gpu["errors"]) == (source, [])
+
+
 def test_processes(monkeypatch):
     _node, [gpu] = read(
         monkeypatch,

@@ -64,7 +64,7 @@ def test_the_system_log_is_told_and_never_waited_for(journal, tmp_path):
     log = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     log.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     log.bind(str(tmp_path / "no-syslog"))
-    for _ in range(600):  # more than it takes while nobody reads
+    for _attempt in range(600):  # more than it takes while nobody reads
         module._tell_system("{}")
     journal.intended("kill", "/a.service", None, None)
     assert log.recv(1000).startswith(f"<29>gpuops[{os.getpid()}]: {{".encode())

@@ -46,7 +46,12 @@ def test_gpu_lines_only_with_their_time(tmp_path):
     items = collect(tmp_path / "kmsg")
     assert [item["line"].split(",")[1] for item in items] == ["2", "3", "4"]
     [event] = [item["xid"] for item in items if item["xid"]]
-    assert (event["code"], event["time"], event["boot_id"], event["source"]) == (31, "1970-01-01T00:17:09.105254+00:00", "boot", "kernel_log")
+    assert (event["code"], event["time"], event["boot_id"], event["source"]) == (
+        31,
+        "1970-01-01T00:17:09.105254+00:00",
+        "boot",
+        "kernel_log",
+    )
 
 
 def test_since(tmp_path):

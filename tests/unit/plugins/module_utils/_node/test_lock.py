@@ -46,7 +46,7 @@ def test_s5_one_holder_until_the_lease_lapses(lock, clock):
 
 def test_s5_renewing_keeps_it(lock, clock):
     token = lock.take("a").token
-    for _ in range(3):
+    for _attempt in range(3):
         clock.now += 20
         lock.check_and_renew(token, "a")
     with pytest.raises(LockHeld):

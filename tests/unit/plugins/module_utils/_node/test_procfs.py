@@ -91,3 +91,18 @@ def test_boot(tmp_path):
     with pytest.raises(NodeUnreadable, match="no btime"):
         proc.boot_time()
     assert len(OWN.boot_id()) == 36
+
+
+def test_gpus_that_the_driver_names_without_nvml(tmp_path):
+    gpu = tmp_path / "driver" / "nvidia" / "gpus" / "0000:0a:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text(
+        "Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-a\nBus Location: \t 0000:0A:00.0\nDevice Minor: \t 3\nGPU Excluded:\t No\n"
+    )
+    for address, line in (("0000:0b:00.0", "GPU Excluded:\t Yes"), ("0000:0c:00.0", "GPU UUID: \t GPU-????????-????")):
+        (gpu.parent / address).mkdir()
+        (gpu.parent / address / "information").write_text(line + "\n")
+    assert ProcFs(str(tmp_path)).driver_gpus() == [
+        {"uuid": "GPU-a", "pci_bus_id": "0000:0a:00.0", "minor": 3, "name": "NVIDIA H200"},
+        {"uuid": None, "pci_bus_id": "0000:0c:00.0", "minor": None, "name": None},
+    ]

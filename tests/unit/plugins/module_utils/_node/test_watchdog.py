@@ -53,7 +53,7 @@ def test_one_that_hangs_has_told_the_first_half_and_is_gone(tmp_path):
     ("source", "why"),
     [
         pytest.param(lambda emit: 1 / 0, "ZeroDivisionError: division by zero", id="bug"),
-        pytest.param(lambda emit: (_ for _ in ()).throw(RemediationError("no driver")), "no driver", id="error of ours"),
+        pytest.param(lambda emit: (nothing for nothing in ()).throw(RemediationError("no driver")), "no driver", id="error of ours"),
         pytest.param(lambda emit: os.kill(os.getpid(), signal.SIGSEGV), "ended before it had told all", id="crash"),
     ],
 )
