@@ -60,7 +60,7 @@ class KubeApi:
         self._pool = api_client.rest_client.pool_manager
         self._timeout_seconds = timeout_seconds
         self._auth = threading.Lock()  # a refresh of credentials may run a program
-        self._server_ahead_seconds = 0.0
+        self._server_ahead_seconds: float | None = None
 
     def get(self, path: str, deadline: Deadline, **query: str) -> dict[str, Any]:
         """The object or list at `path`; tried until the deadline."""
@@ -97,11 +97,13 @@ class KubeApi:
 
     def now(self) -> float:
         """The server's time, which all its clients share, in seconds since 1970; to about a second, and ours before its first answer."""
-        return time.time() + self._server_ahead_seconds
+        return time.time() + (self._server_ahead_seconds or 0.0)
 
     def _set_clock(self, date: str | None) -> None:
+        """Answers are dated to the second, rounded down: the latest that any of them says is nearest to the truth."""
         with contextlib.suppress(TypeError, ValueError):
-            self._server_ahead_seconds = parsedate_to_datetime(date).timestamp() - time.time() if date else 0.0
+            ahead = parsedate_to_datetime(date or "").timestamp() - time.time()
+            self._server_ahead_seconds = ahead if self._server_ahead_seconds is None else max(self._server_ahead_seconds, ahead)
 
     def _credentials(self) -> dict[str, str]:
         with self._auth:

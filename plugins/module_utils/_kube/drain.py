@@ -62,6 +62,7 @@ class Drain:
         self._asking = threading.Lock()  # each eviction asks the ledger and the lock, one after another
         self._renewed = self._deadline.clock()
         self._in_force = {part: change.wanted for part, change in self._permit.changes().items() if change.status == "applied"}
+        self._node_ready = True
         self._first: set[str] = set()  # what was on the node when we came
         self._known: set[str] = set()  # what was in the namespaces concerned
         self._leaving: dict[str, Pod] = {}  # everything that had or has to go
@@ -112,6 +113,7 @@ class Drain:
         try:
             node = self._writer.read()
             refuse_overridden(node, self._in_force)
+            self._node_ready = node.ready
             pods = self._pods(fieldSelector=f"spec.nodeName={node.name}")
         except ApiUnavailable as error:
             if not self._left:
@@ -214,7 +216,7 @@ class Drain:
         return list(self._api.get(f"/api/v1{where}/pods", self._deadline, **query)["items"])
 
     def _why(self, pod: Pod) -> str:
-        return why_left(pod, self._refusals.get(uid(pod)))
+        return why_left(pod, self._refusals.get(uid(pod)), self._node_ready)
 
     def _told(self) -> str:
         names = "; ".join(f"{pod['metadata']['namespace']}/{pod['metadata']['name']}: {self._why(pod)}" for pod in self._left[:5])

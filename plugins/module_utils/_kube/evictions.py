@@ -80,7 +80,7 @@ def tolerates(pod: Pod, taints: Iterable[Taint]) -> bool:
     return all(any(_matches(each, taint) for each in tolerations) for taint in taints if taint["effect"] in ("NoSchedule", "NoExecute"))
 
 
-def why_left(pod: Pod, refusal: str | None) -> str:
+def why_left(pod: Pod, refusal: str | None, node_ready: bool = True) -> str:
     """Why a pod is still there."""
     metadata = pod["metadata"]
     if not terminating(pod):
@@ -88,7 +88,7 @@ def why_left(pod: Pod, refusal: str | None) -> str:
     told = f"terminating since {metadata['deletionTimestamp']}, grace period {metadata.get('deletionGracePeriodSeconds', 0)} s"
     if metadata.get("finalizers"):
         told += f", finalizers {', '.join(metadata['finalizers'])}"
-    return told
+    return told if node_ready else f"{told}; the node's kubelet does not answer"
 
 
 def budgets_that_block(pods: Sequence[Pod], budgets: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

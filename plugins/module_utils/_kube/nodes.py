@@ -106,7 +106,8 @@ class NodeWriter:
     def release(self) -> Outcome[Node]:
         """Undo what the incident changed on this node, as far as no other incident wants it, to what was there before the first of them."""
         incident = self.permit.incident
-        assert incident
+        if incident is None:
+            raise ValueError("only an incident has something to release")
         mine = self.permit.changes()
         to_undo: dict[str, Change] = {}
 

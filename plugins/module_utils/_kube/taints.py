@@ -34,6 +34,7 @@ class Node:
     incidents: tuple[str, ...] = ()
     unschedulable: bool = False
     managed: bool = True
+    ready: bool = True  # its kubelet answers
 
     def taint(self, spot: str) -> Taint | None:
         return next((taint for taint in self.taints if spot_of(taint) == spot), None)
@@ -80,6 +81,7 @@ def parse_node(raw: Mapping[str, Any]) -> Node:
         incidents=_parse_incidents((metadata.get("annotations") or {}).get(ANNOTATION_INCIDENTS)),
         unschedulable=bool(spec.get("unschedulable")),
         managed=(metadata.get("labels") or {}).get(LABEL_MANAGED) != "false",
+        ready=all(each["status"] == "True" for each in (raw.get("status") or {}).get("conditions") or () if each["type"] == "Ready"),
     )
 
 

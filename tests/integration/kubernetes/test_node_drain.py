@@ -107,6 +107,15 @@ def test_drains_in_trouble(cluster, responder, objects):
     assert TAINT in objects.taints("gpu-3")
 
 
+def test_a_kubelet_that_is_gone(responder, objects):
+    objects.make_nodes("gpu-1")
+    objects.deployment("infer")
+    objects.kill_node("gpu-1")
+    result = responder.drain(node="gpu-1", deadline_seconds=3)
+    assert result["error_kind"] == "evict_incomplete"
+    assert result["left"][0]["why"].endswith("the node's kubelet does not answer")
+
+
 def test_a_failing_webhook(cluster, responder, objects):
     objects.make_node("gpu-1")
     objects.deployment("infer", 2)

@@ -98,6 +98,7 @@ def test_why_left():
     assert why_left(pod("p"), "budget") == "budget"
     ending = pod("p", terminating=True, finalizers=["a/b", "c/d"])
     assert why_left(ending, "budget") == "terminating since 2026-11-30T00:00:00Z, grace period 30 s, finalizers a/b, c/d"
+    assert why_left(ending, None, node_ready=False).endswith("c/d; the node's kubelet does not answer")
 
 
 def test_claims():

@@ -122,7 +122,8 @@ def test_parse(text, incidents):
     raw = {
         "metadata": {"name": "gpu-1", "uid": "u1", "resourceVersion": "7", "labels": {"gpuops.remediation/managed": "false"}},
         "spec": {"taints": [THEIRS], "unschedulable": True},
+        "status": {"conditions": [{"type": "DiskPressure", "status": "False"}, {"type": "Ready", "status": "Unknown"}]},
     }
     if text is not None:
         raw["metadata"]["annotations"] = {"gpuops.remediation/incidents": text}
-    assert parse_node(json.loads(json.dumps(raw))) == node(THEIRS, incidents=incidents, unschedulable=True, managed=False)
+    assert parse_node(json.loads(json.dumps(raw))) == node(THEIRS, incidents=incidents, unschedulable=True, managed=False, ready=False)
