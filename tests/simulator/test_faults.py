@@ -35,7 +35,7 @@ for index in range(2):
     n.nvmlDeviceRegisterEvents(gpu(index), n.nvmlEventTypeXidCriticalError, events)
 print("ready", flush=True)
 result = []
-for _ in range(3):
+for _attempt in range(3):
     event = n.nvmlEventSetWait(events, 10000)
     result.append([n.nvmlDeviceGetIndex(event.device), event.eventType, event.eventData, event.gpuInstanceId, event.computeInstanceId])
 result.append(ask(n.nvmlEventSetWait, events, 10))
@@ -276,7 +276,7 @@ def test_mig_mode(make_node: Callable[..., Node]) -> None:
 WRITER = """
 import sys
 from gpusim.state import StateFile
-for _ in range(100):
+for _attempt in range(100):
     with StateFile(sys.argv[1]).update() as state:
         state["event_sequence"] += 1
 """

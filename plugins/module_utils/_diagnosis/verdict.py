@@ -262,14 +262,14 @@ def _suspects(subject: Subject, deciding: Finding) -> list[dict[str, Any]]:
 
 
 def _suspect(process: Optional[Process], event: Optional[Event]) -> dict[str, Any]:
+    name = event.process_name if event is not None else None
     if process is None:
-        assert event is not None
-        return {"pid": event.pid, "start_time": None, "container": None, "pod_uid": None, "name": event.process_name}
+        return {"pid": event.pid if event is not None else None, "start_time": None, "container": None, "pod_uid": None, "name": name}
     container = process.container
     return {
         "pid": process.pid,
         "start_time": process.start_text,
         "container": container.get("id") if container is not None else None,
         "pod_uid": container.get("pod_uid") if container is not None else None,
-        "name": process.name or (event.process_name if event is not None else None),
+        "name": process.name or name,
     }

@@ -126,6 +126,7 @@ def test_a_second_cluster_by_command(cluster, tmp_path):
             capture_output=True,
             text=True,
             timeout=120,
+            check=False,
         )
 
     up = command("up")
@@ -159,7 +160,7 @@ print(cluster.directory, *[component.pid for component in cluster.components.val
 os.kill(os.getpid(), signal.SIGKILL)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, timeout=120)
+    run = subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True, timeout=120, check=False)
     assert run.returncode == -signal.SIGKILL
     directory, *pids = run.stdout.split()
     wait_until(lambda: not os.path.exists(directory), "the directory gone")

@@ -51,7 +51,7 @@ def test_mend(cluster, me, name):
 
 def test_a_webhook_that_fails_twice(cluster, me):
     with admission(cluster, "nodes", Admission(status=500, times=2)) as fault:
-        for _ in range(2):
+        for _attempt in range(2):
             with pytest.raises(ApiError) as failed:
                 me.patch("Node", "gpu-0", NOTE)
             assert failed.value.status == 500

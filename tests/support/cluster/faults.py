@@ -94,7 +94,7 @@ def too_many_requests(cluster: Cluster, *, verbs: Sequence[str] = ("*",), resour
     Priority and fairness gives these requests a single seat and no queue, and a review that hangs in a webhook sits on it.
     """
     name = f"fault-{uuid.uuid4().hex[:8]}"
-    _, _, namespace, account = ACCOUNT.split(":")
+    namespace, account = ACCOUNT.split(":")[2:]
     limited = {"nominalConcurrencyShares": 0, "lendablePercent": 0, "borrowingLimitPercent": 0, "limitResponse": {"type": "Reject"}}
     limits = [{"verbs": list(verbs), "resources": list(resources)}, {"verbs": ["create"], "resources": [REVIEWS]}]
     rule = {

@@ -134,6 +134,7 @@ def _build(go: str, program: Program) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        check=False,
     )
     if done.returncode:
         raise ClusterError(f"building {program.name} {program.version} with {go} failed:\n{done.stderr[-4000:]}")
@@ -155,7 +156,7 @@ def _output(*command: str) -> str:
     """What a program prints; nothing if it cannot run here."""
     env = {**os.environ, "GOTOOLCHAIN": "local"}
     try:
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=30).stdout
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
 
