@@ -37,7 +37,8 @@ _value:
   type: dict
 """
 
-from typing import Any, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._names import LABEL_MANAGED
 

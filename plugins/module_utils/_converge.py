@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Callable, Generic, Sequence, TypeVar
+from typing import Any, Callable, Generic, TypeVar
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 

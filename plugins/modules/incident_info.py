@@ -96,7 +96,7 @@ held_alerts:
   type: list
   elements: dict
 incident:
-  description: The incident, as M(gpuops.remediation.incident#module) returns it, with C(timeline), C(changes) and C(budget).
+  description: The incident, as M(gpuops.remediation.incident) returns it, with C(timeline), C(changes) and C(budget).
   returned: success and O(incident_id) is given
   type: dict
 """

@@ -15,7 +15,7 @@ description:
     done twice. Where no time is left the stage is stored as timed out and skipped; the taint always gets its floor.
   - Ending the diagnosis with a verdict gives the incident its true GPU and domain. If another open incident turns out to be about the same
     fault, this one's stored verdict asks for nothing and names the other, and the incident ends in C(no_action) unless a fence of it still
-    stands. Go by RV(incident.verdict) afterwards.
+    stands. Go by C(incident.verdict) afterwards.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
@@ -46,7 +46,7 @@ options:
     required: true
     choices: [detect, diagnose, isolate, taint, evict, verify, repair, validate, release]
   limits:
-    description: As in M(gpuops.remediation.incident#module).
+    description: As in M(gpuops.remediation.incident).
     type: dict
     default: {}
   outcome:
@@ -63,7 +63,7 @@ options:
     description:
       - What is to be kept of the stage.
       - For the diagnosis C(verdict), the verdict, and C(evidence), the raw evidence with C(info), what
-        M(gpuops.remediation.gpu_info#module) returned.
+        M(gpuops.remediation.gpu_info) returned.
     type: dict
     default: {}
 """
@@ -135,7 +135,7 @@ releases:
   returned: success, O(state=started) and O(stage=diagnose)
   type: dict
 incident:
-  description: The incident, as M(gpuops.remediation.incident#module) returns it.
+  description: The incident, as M(gpuops.remediation.incident) returns it.
   returned: success
   type: dict
 """

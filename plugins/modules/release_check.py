@@ -25,7 +25,7 @@ options:
     type: str
     required: true
   info:
-    description: What M(gpuops.remediation.gpu_info#module) returned now.
+    description: What M(gpuops.remediation.gpu_info) returned now.
     type: dict
     required: true
   policy_file:
@@ -33,7 +33,7 @@ options:
     type: path
     required: true
   allowed_holders:
-    description: As in M(gpuops.remediation.cgroup_state#module).
+    description: As in M(gpuops.remediation.cgroup_state).
     type: list
     elements: str
     default: []

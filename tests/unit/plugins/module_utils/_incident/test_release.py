@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 
 import pytest
-
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.release import Case, NotReleasable, checks, require
 
 PCI = "0000:00:06.0"
