@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._node import kernel_log
@@ -87,6 +86,6 @@ def test_a_device_that_fails(monkeypatch):
         collect("/dev/null")
 
 
+@pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="only root may read /dev/kmsg")
 def test_the_real_kernel_log_ends():
-    assert Path("/dev/kmsg").exists()
     list(kernel_log.read_lines("/dev/kmsg"))

@@ -100,7 +100,7 @@ def test_the_ledger_mirrors_a_lock_that_lives_elsewhere(tmp_path):
     ledger.close()
 
 
-def test_a_lease_gives_tokens_and_takes_none(place):
+def test_a_lease_gives_tokens_and_takes_none():
     lease = LeasePlace(FakeLease(), lambda: 100.0, 30)
     token = run(lease, "taken", "a")[1].token
     assert run(lease, "taken", "a", token)[1].token == token
