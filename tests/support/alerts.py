@@ -16,8 +16,9 @@ import datetime as dt
 import hashlib
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "fixtures" / "alertmanager"
 

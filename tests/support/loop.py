@@ -85,7 +85,14 @@ class Controller:
         return path
 
     def alert(
-        self, node: str, gpu: int | None, xid: int | None, *, recording: str = "firing-single", starts_at: dt.datetime | None = None, **labels: Any
+        self,
+        node: str,
+        gpu: int | None,
+        xid: int | None,
+        *,
+        recording: str = "firing-single",
+        starts_at: dt.datetime | None = None,
+        **labels: Any,
     ) -> Path:
         """A recorded Alertmanager message about a GPU of a node, in a file."""
         wanted = {"node": node, "xid": None if xid is None else str(xid), "gpu": None if gpu is None else str(gpu), **labels}

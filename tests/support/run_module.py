@@ -23,20 +23,21 @@ from ansible.module_utils import basic
 def run_module(main: Callable[[], None], check_mode: bool = False, **params: Any) -> dict[str, Any]:
     """In this process; one at a time."""
     output = io.StringIO()
-    with _arguments({**params, "_ansible_check_mode": check_mode}), contextlib.redirect_stdout(output):
-        try:
-            main()
-        except SystemExit:
-            pass
+    with _arguments({**params, "_ansible_check_mode": check_mode}), contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        main()
     answer: dict[str, Any] = json.loads(output.getvalue())
     return answer
 
 
 def run_beside(module: ModuleType, **params: Any) -> dict[str, Any]:
     """In a process of its own, so that several run at once."""
-    command = f"import json, sys, run_module, {module.__name__} as it; print(json.dumps(run_module.run_module(it.main, **json.load(sys.stdin))))"
+    command = (
+        f"import json, sys, run_module, {module.__name__} as it; print(json.dumps(run_module.run_module(it.main, **json.load(sys.stdin))))"
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run([sys.executable, "-c", command], input=json.dumps(params), env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", command], input=json.dumps(params), env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
     answer: dict[str, Any] = json.loads(ran.stdout)
     return answer
 

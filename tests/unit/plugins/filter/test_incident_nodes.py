@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import pytest
-
 from ansible_collections.gpuops.remediation.plugins.filter.incident_nodes import incident_nodes
 
 
