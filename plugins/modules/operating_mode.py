@@ -11,7 +11,7 @@ module: operating_mode
 short_description: Read and set what the collection may do by itself
 description:
   - The mode is kept in the ledger with who set it and why, and read before every write. A new ledger observes.
-  - Without O(mode), O(breaker) and O(breaker_reset) the module only reads.
+  - Without any of the options from O(mode) to O(adopt_ledger) the module only reads.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
@@ -47,6 +47,11 @@ options:
         type: int
   breaker_reset:
     description: Let writes through again after the breaker tripped. What was held meanwhile is diagnosed anew.
+    type: bool
+    default: false
+  adopt_ledger:
+    description:
+      - This controller takes the place of the one that the ledger, an SQLite file, belongs to; for instance after a new installation.
     type: bool
     default: false
   who:
@@ -99,18 +104,20 @@ SPEC = {
         "mode": {"choices": list(MODES)},
         "breaker": {"type": "dict", "options": BREAKER_SPEC},
         "breaker_reset": {"type": "bool", "default": False},
+        "adopt_ledger": {"type": "bool", "default": False},
         "who": {},
         "why": {},
     },
     "required_by": {"mode": ["who", "why"], "breaker": ["who", "why"]},
-    "required_if": [("breaker_reset", True, ["who", "why"])],
+    "required_if": [("breaker_reset", True, ["who", "why"]), ("adopt_ledger", True, ["who", "why"])],
 }
 
 
 def run(params, check_mode):
-    sets = bool(params["mode"] or params["breaker"] or params["breaker_reset"])
+    sets = any(params[name] for name in ("mode", "breaker", "breaker_reset", "adopt_ledger"))
+    adopt = "%s: %s" % (params["who"], params["why"]) if params["adopt_ledger"] else ""
     # Reading alone makes no ledger.
-    ledger = open_ledger(params["ledger_url"], check_mode or not sets)
+    ledger = open_ledger(params["ledger_url"], check_mode or not sets, adopt)
     before = {"mode": ledger.mode(), "breaker": ledger.breaker()}
     after = ledger.configure(params["mode"], params["breaker"], params["breaker_reset"], params["who"], params["why"])
     return {**after, "changed": before != after, "history": ledger.settings_history(), "diff": {"before": before, "after": after}}

@@ -20,9 +20,8 @@ _HUMAN = {
     "node_recreated": "the node was recreated under its name",
     "node_gone": "the node was taken out of the cluster",
 }
-# Work left on a GPU that is out of service is a matter of time, unless only a person may end it; what else fails needs a person.
+# Work left on a GPU that is out of service is a matter of time; what else fails needs a person.
 _TIME = ("evict", "verify")
-_PODS_KEPT = "pods_kept"
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,10 @@ def end(
         return End("no_action", "the node is opted out")
     if action == "hold":
         return End("held_for_human", reasons)
+    evict = stages.get("evict", {})
+    kept = (evict.get("data") or {}).get("kept") or []
+    if kept and evict.get("outcome") == "ok":  # verify may well fail for them
+        return End("held_for_human", "only a person may end these pods: %s" % ", ".join(_pod(pod) for pod in kept))
     if not problems:
         return End("contained", reasons)
     quarantined = standing or stages.get("isolate", {}).get("outcome") == "ok"
@@ -84,7 +87,11 @@ def _problems(stages: Mapping[str, Mapping[str, Any]], overdue: bool) -> Iterato
 
 
 def _is_time(name: str, stage: Mapping[str, Any]) -> bool:
-    return stage["outcome"] == "timed_out" or (name in _TIME and stage["outcome"] == "failed" and stage.get("error_kind") != _PODS_KEPT)
+    return stage["outcome"] == "timed_out" or (name in _TIME and stage["outcome"] == "failed")
+
+
+def _pod(pod: Mapping[str, Any]) -> str:
+    return "%s/%s" % (pod.get("namespace"), pod.get("name"))
 
 
 def _told(name: str, stage: Mapping[str, Any]) -> str:

@@ -19,8 +19,8 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store i
 LEDGER_SPEC: dict[str, dict[str, Any]] = {"ledger_url": {"default": DEFAULT_URL, "no_log": True}}
 
 
-def open_ledger(url: str, check_mode: bool = False) -> Ledger:
+def open_ledger(url: str, check_mode: bool = False, adopt: str = "") -> Ledger:
     """The ledger at `url`; in check mode nothing is written to it, and one that does not exist reads as new."""
     if LIBRARY_ERROR:
         raise MissingLibrary(missing_required_lib("SQLAlchemy, alembic (and psycopg for PostgreSQL)"), exception=LIBRARY_ERROR)
-    return Ledger.open(url, check_mode=check_mode)
+    return Ledger.open(url, check_mode=check_mode, adopt=adopt)

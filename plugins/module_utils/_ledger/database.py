@@ -53,8 +53,13 @@ class Database:
         self._one = threading.RLock()
 
     @classmethod
-    def open(cls: type[Self], url: str = DEFAULT_URL, *, check_mode: bool = False, clock: Callable[[], datetime] = utc_now) -> Self:
-        """The ledger at a URL, brought to this version; in check mode one that does not exist yet reads as new and stays away."""
+    def open(
+        cls: type[Self], url: str = DEFAULT_URL, *, check_mode: bool = False, clock: Callable[[], datetime] = utc_now, adopt: str = ""
+    ) -> Self:
+        """The ledger at a URL, brought to this version; in check mode one that does not exist yet reads as new and stays away.
+
+        adopt: why this controller takes the place of the one that an SQLite ledger belongs to.
+        """
         try:
             target = make_url(url)
         except exc.ArgumentError:
@@ -68,8 +73,13 @@ class Database:
             where = "%s on %s" % (where, target.host)
         if check_mode and _is_file(target) and not os.path.exists(str(target.database)):
             target = make_url("sqlite://")
-        ledger = cls(target, where, check_mode, clock)
-        if ledger._migrated(target):
+        try:
+            ledger = cls(target, where, check_mode, clock)
+        except ImportError as error:
+            raise LedgerUnavailable(
+                "the ledger (%s) cannot be used: the Python library %s is not installed" % (where, error.name)
+            ) from error
+        if ledger._migrated(target, adopt):
             return ledger
         return cls.open("sqlite://", check_mode=True, clock=clock)
 
@@ -104,12 +114,12 @@ class Database:
         except exc.DBAPIError as error:
             raise LedgerUnavailable("the ledger (%s) cannot be used, so nothing is changed: %s" % (self.where, _words(error))) from error
 
-    def _migrated(self, target: sa.URL) -> bool:
+    def _migrated(self, target: sa.URL, adopt: str) -> bool:
         """Bring the database to this version; False where check mode would have to write for that."""
         with self.read() as connection:
             version = _version(connection)
         if version == migrate.HEAD:
-            return self._is_ours(target)
+            return self._is_ours(target, adopt)
         known = [module.revision for module in migrate.VERSIONS]
         if version is not None and version not in known:
             raise LedgerUnavailable("the ledger (%s) was written by a newer version of this collection" % self.where)
@@ -123,22 +133,23 @@ class Database:
         with self.write() as connection:
             migrate.upgrade(connection)
         self.check_mode = check_mode
-        return self._is_ours(target)
+        return self._is_ours(target, adopt)
 
-    def _is_ours(self, target: sa.URL) -> bool:
+    def _is_ours(self, target: sa.URL, adopt: str) -> bool:
         """SQLite knows no other host's locks, so its file serves the controller that made it (S5)."""
         if not _is_file(target):
             return True
         with self.read() as connection:
             owner = self._setting(connection, "controller")
-        if owner is None and not self.check_mode:
-            with self.write() as connection:
-                self._set(connection, "controller", controller(), platform.node(), "the first to open the ledger")
-        elif owner is not None and owner["value"] != controller():
+        if owner is not None and owner["value"] == controller():
+            return True
+        if owner is not None and not adopt:
             raise LedgerUnavailable(
-                "the ledger (%s) belongs to controller %s; an SQLite ledger serves one controller, "
-                "give both the same PostgreSQL ledger_url" % (self.where, owner["set_by"])
+                "the ledger (%s) belongs to controller %s; an SQLite ledger serves one controller: give both the same PostgreSQL ledger_url, "
+                "or, where this one takes the other's place, run operating_mode with adopt_ledger" % (self.where, owner["set_by"])
             )
+        with self.write() as connection:
+            self._set(connection, "controller", controller(), platform.node(), adopt or "the first to open the ledger")
         return True
 
     def _setting(self, connection: sa.Connection, name: str) -> Optional[dict[str, Any]]:

@@ -34,7 +34,14 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.setting
 
 try:
     import sqlalchemy as sa
-    from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import ALERTS, CHANGES, INCIDENTS, OWNERS, STAGES
+    from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import (
+        ALERTS,
+        CHANGES,
+        INCIDENTS,
+        OUTBOX,
+        OWNERS,
+        STAGES,
+    )
 except ImportError:  # said by _ledger.database
     pass
 
@@ -111,8 +118,18 @@ class Incidents(Settings):
         row = self._insert(connection, want, limits, state="fenced_waiting" if waits else "running")
         if not want.place.managed:
             row = self._end(connection, row, "no_action", "the node is opted out")
+        elif waits:
+            self._tell_of_waiting(connection)
         record = self._record(connection, row, found=False)
         return Opening("opened", {**record, "id": PREDICTED} if self.check_mode else record)
+
+    def _tell_of_waiting(self, connection: sa.Connection) -> None:
+        """One page for all that wait; it grows until it is sent."""
+        waiting = sa.select(INCIDENTS.c.id, INCIDENTS.c.node).where(INCIDENTS.c.state == "fenced_waiting").order_by(INCIDENTS.c.opened_at)
+        rows = connection.execute(waiting).all()
+        key, payload = "waiting:%s" % rows[0].id, {"nodes": sorted({row.node for row in rows}), "incident_ids": [row.id for row in rows]}
+        if not self._notify(connection, key, "fenced_waiting", payload):
+            connection.execute(sa.update(OUTBOX).where(OUTBOX.c.key == key, OUTBOX.c.sent_at.is_(None)).values(payload=payload))
 
     def _insert(
         self,

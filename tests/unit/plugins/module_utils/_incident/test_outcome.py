@@ -34,6 +34,7 @@ def failed(kind=None, reason=None):
 
 STANDS = {"changed": True, "standing": True}
 LATE = {**STANDS, "overdue": True}
+KEPT = {"outcome": "ok", "data": {"kept": [{"namespace": "ml", "name": "train-0", "why": "it has no controller"}]}}
 STARTED = {"state": "started", "outcome": None}
 
 
@@ -80,7 +81,8 @@ STARTED = {"state": "started", "outcome": None}
             "1 pod",
             id="a pod that never ends",
         ),
-        pytest.param(QUARANTINE, stages(evict=failed("pods_kept")), STANDS, "held_for_human", "pods_kept", id="S11 pods stay"),
+        pytest.param(QUARANTINE, stages(evict=KEPT), STANDS, "held_for_human", "end these pods: ml/train-0", id="S11 pods stay"),
+        pytest.param(QUARANTINE, stages(evict=KEPT, verify=failed()), STANDS, "held_for_human", "ml/train-0", id="S11 and hold the GPU"),
         pytest.param(QUARANTINE, stages(verify=failed()), STANDS, "quarantined_overdue", "verify failed", id="a holder is left"),
         pytest.param(
             QUARANTINE, stages(verify=failed(), taint={"outcome": "skipped"}), {}, "quarantined_overdue", "verify", id="bare host"

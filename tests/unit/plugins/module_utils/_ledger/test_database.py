@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,10 @@ def test_a_second_controller_is_refused(ledger, url, monkeypatch):
         Ledger.open(url)
     with pytest.raises(LedgerUnavailable, match="belongs to controller"):
         Ledger.open(url, check_mode=True)
+    Ledger.open(url, check_mode=True, adopt="only a try").close()
+    Ledger.open(url, adopt="the old one burnt down").close()
+    Ledger.open(url).close()
+    assert ledger.settings_history()[0]["why"] == "the old one burnt down"
 
 
 @pytest.mark.skipif(not POSTGRESQL, reason="about PostgreSQL")
@@ -178,6 +183,13 @@ def test_no_ledger(url, words):
         Ledger.open(url)
     assert error.value.kind == "ledger_unavailable"
     assert "secret" not in str(error.value)
+
+
+def test_no_driver(monkeypatch):
+    """S19"""
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(LedgerUnavailable, match="library psycopg is not installed"):
+        Ledger.open("postgresql://127.0.0.1/x")
 
 
 @sqlite_only

@@ -398,6 +398,9 @@ def test_over_capacity_incidents_wait_fenced(ledger, clock):
     first = opened(ledger)
     second = ledger.open_incident(by_hand(node="gpu-2", uid="uid-2"), max_running=1).record
     assert second["state"] == "fenced_waiting"
+    ledger.open_incident(by_hand(node="gpu-3", uid="uid-3"), max_running=1)
+    (page,) = ledger.claim_notifications()
+    assert (page["topic"], page["payload"]["nodes"]) == ("fenced_waiting", ["gpu-2", "gpu-3"]), "one summary for all"
     clock.on(500)
     assert ledger.start_stage(second["id"], "detect")["incident"]["state"] == "fenced_waiting"
     step = ledger.start_stage(second["id"], "diagnose")
