@@ -127,7 +127,7 @@ class Controller:
     def play(self, playbook: str, *arguments: str, timeout_seconds: float = 240, **variables: Any) -> Run:
         """Runs a playbook of the collection to its end; `variables` are extra vars without their prefix gpuops_."""
         with self.playing(playbook, *arguments, **variables) as process:
-            output, _ = process.communicate(timeout=timeout_seconds)
+            output = process.communicate(timeout=timeout_seconds)[0]
         return Run(process.returncode, output)
 
     @contextlib.contextmanager

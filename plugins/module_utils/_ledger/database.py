@@ -17,7 +17,7 @@ import platform
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
@@ -31,7 +31,7 @@ try:
     from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import SETTINGS
     from sqlalchemy import event, exc
     from sqlalchemy.engine import make_url
-    from sqlalchemy.pool import NullPool, StaticPool
+    from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
     LIBRARY_ERROR: Optional[str] = None
 except ImportError:
@@ -86,16 +86,12 @@ class Database:
     def close(self) -> None:
         self._engine.dispose()
 
-    @contextmanager
-    def read(self) -> Iterator[sa.Connection]:
-        with self._transaction(False) as connection:
-            yield connection
+    def read(self) -> AbstractContextManager[sa.Connection]:
+        return self._transaction(False)
 
-    @contextmanager
-    def write(self) -> Iterator[sa.Connection]:
+    def write(self) -> AbstractContextManager[sa.Connection]:
         """The only writer until it ends; in check mode nothing of it stays."""
-        with self._transaction(True) as connection:
-            yield connection
+        return self._transaction(True)
 
     @contextmanager
     def _transaction(self, writes: bool) -> Iterator[sa.Connection]:
@@ -176,7 +172,8 @@ def _engine(url: sa.URL, check_mode: bool) -> sa.Engine:
     else:
         if not check_mode:
             _make_private(Path(str(url.database)))
-        engine = sa.create_engine(url, poolclass=NullPool, connect_args={"timeout": BUSY_SECONDS})
+        # The last to close the file tidies up its log: at once in check mode, which leaves no trace, and else when the ledger is closed.
+        engine = sa.create_engine(url, poolclass=NullPool if check_mode else QueuePool, connect_args={"timeout": BUSY_SECONDS})
 
     @event.listens_for(engine, "connect")
     def connected(connection: Any, record: Any) -> None:

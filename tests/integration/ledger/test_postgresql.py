@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_the_unit_tests(server):
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/unit/plugins/module_utils/_ledger"]
     environment = {**os.environ, "GPUOPS_TEST_LEDGER_URL": server, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout
     assert " passed" in ran.stdout
 

@@ -30,7 +30,7 @@ def side_by_side(count, work, url):
     processes = [PROCESSES.Process(target=one, args=(number,)) for number in range(count)]
     for process in processes:
         process.start()
-    found = [answers.get(timeout=120) for _ in processes]
+    found = [answers.get(timeout=120) for _process in processes]
     for process in processes:
         process.join()
     return found

@@ -43,7 +43,7 @@ def test_each_step_runs_four_times(run, state, options, status, owners):
         ("disowned", {}),
         ("reverted", {}),
     ]
-    for earlier, its_options in steps[: [name for name, _ in steps].index(state)]:
+    for earlier, its_options in steps[: [step[0] for step in steps].index(state)]:
         run(earlier, **its_options)
     runs = [run(state, check_mode=check, **options) for check in (True, False, False, True)]
     assert [one["changed"] for one in runs] == [True, True, False, False]
