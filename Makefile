@@ -12,7 +12,7 @@ setup: ## install what the tests need (a second run takes a second)
 
 demo: ## two incidents from alert to release on simulated GPUs
 	@tests/tools/setup.sh demo
-	@ansible-playbook playbooks/demo.yml
+	@.ansible/venv/bin/python tests/demo
 
 test: setup ## every gate, cheap ones first; logs in tests/output
 	@$(MAKE) --no-print-directory lint docs
