@@ -1,0 +1,14 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import pytest
+from fleet import Fleet
+
+
+@pytest.fixture
+def fleet(cluster, tmp_path):
+    with Fleet(tmp_path / "controller", cluster) as made:
+        yield made

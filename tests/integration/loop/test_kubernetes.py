@@ -1,0 +1,59 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The playbooks on a real control plane, from the alert to the release; the API server's audit log says what was written."""
+
+from __future__ import annotations
+
+from cluster import audit
+from fleet import TAINT
+
+
+def test_a_lost_gpu_from_alert_to_release(fleet):
+    """S9, S11, S17: fenced at once, its pods moved as their budget allows, released after the reboot, and nothing of an admin's touched."""
+    [node] = fleet.gpu_nodes("gpu-1")
+    fleet.objects.deployment("infer", 2)
+    fleet.objects.pdb("infer", min_available=1)
+    fleet.gpu_nodes("gpu-2")
+    fleet.objects.api.patch("Node", "gpu-1", {"metadata": {"labels": {"team": "vision"}}})
+    fleet.objects.taint("gpu-1", "node.example/slow-disk", effect="PreferNoSchedule")
+    fleet.mode("act")
+    with fleet.kubelet():
+        node.xid(0, 79)
+        node.lost(0)
+        alert = fleet.alert("gpu-1", 0, 79)
+
+        run = fleet.remediate(alert_file=alert)
+
+        assert run.ok, run.output
+        [incident] = fleet.incidents()
+        assert (incident["state"], incident["gpu"]) == ("contained", fleet.uuid("gpu-1", 0)), run.output
+        assert incident["budget"]["within"]
+        assert TAINT in fleet.objects.taints("gpu-1") and fleet.incidents_on("gpu-1") == [incident["id"]]
+        assert [entry.resource for entry in fleet.writes()][:2] == ["nodes", "leases"], "fenced before the diagnosis took the lock"
+        assert len(fleet.writes("nodes")) == 1, "the diagnosis confirmed the fence"
+        assert [pod["metadata"]["labels"]["app"] for pod in fleet.objects.pods_on("gpu-2")] == ["infer", "infer"]
+        assert fleet.objects.pods_on("gpu-1") == []
+        evicted = incident["stages"]["evict"]["data"]
+        assert (len(evicted["evicted"]), {each["to_node"] for each in evicted["moved"]}) == (2, {"gpu-2"})
+        assert [entry.code for entry in fleet.writes("pods/eviction")].count(201) == 2
+
+        since = audit.now()
+        again = fleet.remediate(alert_file=alert)
+        assert again.ok, again.output
+        assert fleet.writes("nodes", "pods/eviction", since=since) == []
+        assert [each["id"] for each in fleet.incidents()] == [incident["id"]]
+
+        fleet.objects.cordon("gpu-1")
+        refused = fleet.play("release", incident_id=incident["id"])
+        assert not refused.ok and "is lost" in refused.output
+        node.reboot()
+        released = fleet.play("release", incident_id=incident["id"])
+    assert released.ok, released.output
+    assert fleet.incidents()[0]["state"] == "released"
+    after = fleet.objects.node("gpu-1")
+    assert fleet.incidents_on("gpu-1") == []
+    assert after["metadata"]["labels"]["team"] == "vision"
+    assert after["spec"]["unschedulable"]
+    assert sorted(taint["key"] for taint in after["spec"]["taints"]) == ["node.example/slow-disk", "node.kubernetes.io/unschedulable"]

@@ -1,0 +1,66 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A controller whose simulated GPU nodes are nodes of a real Kubernetes cluster too."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gpusim
+from cluster import ACCOUNT, Cluster, audit
+from gpusim.node import Node
+from loop import Controller
+
+TAINT = "gpu.unhealthy=true:NoSchedule"
+
+
+class Fleet(Controller):
+    def __init__(self, directory: Path, cluster: Cluster) -> None:
+        super().__init__(directory, orchestrator="kubernetes", kubeconfig=cluster.kubeconfig)
+        self.cluster = cluster
+        self.objects = cluster.objects
+        self.begun = audit.now()
+
+    def gpu_nodes(self, *names: str, gpus: int = 2, **variables: Any) -> list[Node]:
+        """Both the API's objects and the machines behind them."""
+        self.objects.make_nodes(*names, gpus=gpus)
+        return [self.node(name, gpus=gpus, **variables) for name in names]
+
+    @contextlib.contextmanager
+    def kubelet(self) -> Iterator[None]:
+        """Pods have processes on the simulated GPUs meanwhile."""
+        command = [sys.executable, "-m", "gpusim", "--root", str(self.directory / "nodes"), "kubelet"]
+        command += ["--kubeconfig", str(self.cluster.admin_kubeconfig)]
+        with subprocess.Popen(command, cwd=Path(gpusim.__file__).parents[1], stdout=subprocess.PIPE, text=True) as child:
+            try:
+                assert child.stdout is not None
+                while "ready" not in (line := child.stdout.readline()):
+                    assert line, "the kubelet ended"
+                yield
+            finally:
+                child.terminate()
+                child.communicate(timeout=20)
+
+    def message(self, *faults: tuple[str, int | None, int | None]) -> Path:
+        """One Alertmanager message about many faults, each (node, GPU, Xid)."""
+        paths = [self.alert(*fault) for fault in faults]
+        message = json.loads(paths[0].read_text())
+        message["alerts"] = [alert for path in paths for alert in json.loads(path.read_text())["alerts"]]
+        paths[0].write_text(json.dumps(message))
+        return paths[0]
+
+    def writes(self, *resources: str, since: str = "") -> list[audit.Entry]:
+        """What the collection's account wrote: all, or to some resources ("nodes", "pods/eviction", "leases")."""
+        found = self.cluster.audit(verb=audit.WRITES, user=ACCOUNT, since=since or self.begun)
+        return [entry for entry in found if not resources or entry.resource in resources]
+
+    def incidents_on(self, node: str) -> list[str]:
+        annotations = self.objects.node(node)["metadata"].get("annotations", {})
+        return list(json.loads(annotations.get("gpuops.remediation/incidents", "[]")))
