@@ -91,5 +91,5 @@ def next_command(incident: Mapping[str, Any]) -> str:
     if state in ("contained", "quarantined_overdue"):
         return "ansible-playbook gpuops.remediation.release -e gpuops_incident_id=%s" % incident_id
     if state == "held_for_human":
-        return "ansible-playbook gpuops.remediation.remediate -e gpuops_incident_id=%s" % incident_id
+        return "ansible-playbook gpuops.remediation.remediate -e gpuops_incident_id=%s -e gpuops_anew=true" % incident_id
     return ""

@@ -16,6 +16,7 @@ import os
 import platform
 import threading
 import traceback
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
@@ -51,6 +52,7 @@ class Database:
         self.where, self.check_mode, self.now = where, check_mode, clock
         self._engine = _engine(url, check_mode)
         self._one = threading.RLock()
+        weakref.finalize(self, self._engine.dispose)
 
     @classmethod
     def open(
@@ -172,7 +174,7 @@ def _engine(url: sa.URL, check_mode: bool) -> sa.Engine:
     else:
         if not check_mode:
             _make_private(Path(str(url.database)))
-        # The last to close the file tidies up its log: at once in check mode, which leaves no trace, and else when the ledger is closed.
+        # The last to close the file tidies up its log: at once in check mode, which leaves no trace, and else with the ledger's end.
         engine = sa.create_engine(url, poolclass=NullPool if check_mode else QueuePool, connect_args={"timeout": BUSY_SECONDS})
 
     @event.listens_for(engine, "connect")

@@ -86,7 +86,7 @@ class Incidents(Settings):
             return opening
 
     def reopen(self, incident_id: str, limits: Optional[Limits] = None, *, anew: bool = False) -> Opening:
-        """Take up an incident by its id, as reconcile does."""
+        """Take up an incident by its id, as reconcile does; release does so too, and must find it as it ended."""
         with self.write() as connection:
             row = self._incident(connection, incident_id)
             return self._found(connection, row, None, limits or Limits(), anew and row.state in OPEN_STATES)
@@ -95,7 +95,7 @@ class Incidents(Settings):
         if want and not want.place.managed and row.state in OPEN_STATES:
             state = "held_for_human" if self._standing(connection, row.id) else "no_action"
             row = self._end(connection, row, state, "the node is opted out")
-        elif anew or self._due_again(connection, row):
+        elif anew or (want and self._due_again(connection, row)):
             # Diagnosed anew, never replayed: nothing of the earlier round but its changes is believed (S8).
             at = deadline(self.now(), None, limits).at
             row = self._update(

@@ -127,6 +127,16 @@ def test_check_mode_does_not_touch_the_file(ledger, url):
 
 
 @sqlite_only
+def test_the_ledgers_end_tidies_up(url):
+    """Ansible's workers leave without Python's farewell, so this happens when the last name of the ledger goes."""
+    ledger = Ledger.open(url)
+    ledger.set_mode("act", "jane", "why")
+    assert len(list(path_of(url).parent.iterdir())) == 3
+    del ledger
+    assert [file.name for file in path_of(url).parent.iterdir()] == ["ledger.db"]
+
+
+@sqlite_only
 def test_an_empty_file_reads_as_new_in_check_mode(tmp_path):
     (tmp_path / "ledger.db").touch()
     assert Ledger.open(f"sqlite:///{tmp_path}/ledger.db", check_mode=True).mode() == "observe"

@@ -349,7 +349,8 @@ def test_what_the_breaker_held_is_diagnosed_anew_after_the_reset(ledger, clock):
     clock.on(86400)
     ledger.configure(None, None, True, "jane", "why")
     assert ledger.overview()["due_again"] == [incident_id]
-    record = ledger.reopen(incident_id).record
+    assert ledger.reopen(incident_id).record["round"] == 1, "only who asks for it, or the alert itself"
+    record = ledger.reopen(incident_id, anew=True).record
     assert (record["state"], record["round"], record["stages"], record["verdict"]) == ("running", 2, {}, None)
     assert record["deadline_at"] == "2026-11-30T12:12:00.000Z"
     assert not ledger.start_stage(incident_id, "diagnose")["skip"]
@@ -367,9 +368,9 @@ def test_what_the_mode_held_is_due_again_when_it_allows_more(ledger):
     ledger.finish_stage(incident_id, "evict", "failed", error_kind="mode_forbids")
     record = ledger.close_incident(incident_id)[1]
     assert (record["state"], record["stages"]["evict"]["outcome"]) == ("held_for_human", "due")
-    assert ledger.reopen(incident_id).record["round"] == 1
+    assert ledger.open_incident(by_hand()).record["round"] == 1
     ledger.set_mode("act", "jane", "why")
-    assert ledger.reopen(incident_id).record["round"] == 2
+    assert ledger.open_incident(by_hand()).record["round"] == 2
 
 
 def test_what_was_only_observed_opens_anew_when_the_mode_allows_more(ledger):
