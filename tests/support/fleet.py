@@ -64,3 +64,11 @@ class Fleet(Controller):
     def incidents_on(self, node: str) -> list[str]:
         annotations = self.objects.node(node)["metadata"].get("annotations", {})
         return list(json.loads(annotations.get("gpuops.remediation/incidents", "[]")))
+
+    def set(self, mode: str | None = None, **breaker: Any) -> None:
+        """As mode.yml does, in a moment."""
+        self.ledger(write=True).configure(mode, breaker or None, False, "tests", "the test needs it")
+
+    def ended(self) -> dict[tuple[str, str], str]:
+        """The end states by node and GPU; the newest incident of each."""
+        return {(one["node"], one["gpu"]): one["state"] for one in self.incidents()}

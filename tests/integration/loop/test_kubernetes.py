@@ -6,8 +6,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from cluster import audit
 from fleet import TAINT
+
+XIDS = Path(__file__).resolve().parents[2] / "fixtures" / "xid"
 
 
 def test_a_lost_gpu_from_alert_to_release(fleet):
@@ -18,7 +22,7 @@ def test_a_lost_gpu_from_alert_to_release(fleet):
     fleet.gpu_nodes("gpu-2")
     fleet.objects.api.patch("Node", "gpu-1", {"metadata": {"labels": {"team": "vision"}}})
     fleet.objects.taint("gpu-1", "node.example/slow-disk", effect="PreferNoSchedule")
-    fleet.mode("act")
+    fleet.set("act")
     with fleet.kubelet():
         node.xid(0, 79)
         node.lost(0)
@@ -57,3 +61,28 @@ def test_a_lost_gpu_from_alert_to_release(fleet):
     assert after["metadata"]["labels"]["team"] == "vision"
     assert after["spec"]["unschedulable"]
     assert sorted(taint["key"] for taint in after["spec"]["taints"]) == ["node.example/slow-disk", "node.kubernetes.io/unschedulable"]
+
+
+def test_what_the_node_says_decides(fleet):
+    """A crash taints nothing (S14); a fence for nothing is lifted; an alert without a GPU is about every sick one."""
+    crashed, _well, _two = fleet.gpu_nodes("crash", "well", "two", gpus=3)
+    fleet.set("act")
+    for line in (XIDS / "h200-580.kmsg").read_text().splitlines():
+        crashed.log(line.partition("] ")[2].replace("0000:00:06", crashed.state()["gpus"][0]["pci_bus_id"][:-2]))
+    for gpu in (1, 2):
+        fleet.nodes["two"].xid(gpu, 48)
+    fleet.objects.taint("well", "node.example/flaky")
+
+    run = fleet.remediate(alert_file=fleet.message(("crash", 0, 13), ("well", 0, 79), ("two", None, None)))
+
+    assert run.ok, run.output
+    assert fleet.ended() == {
+        ("crash", fleet.uuid("crash", 0)): "no_action",
+        ("well", fleet.uuid("well", 0)): "fence_lifted",
+        ("two", fleet.uuid("two", 1)): "contained",
+        ("two", fleet.uuid("two", 2)): "contained",
+    }, run.output
+    assert {name: fleet.objects.taints(name) for name in ("crash", "well")} == {"crash": [], "well": ["node.example/flaky=:NoSchedule"]}
+    assert len(fleet.writes("nodes")) == 4, "well: fence and lift; two: a taint that both incidents want"
+    assert sorted(fleet.incidents_on("two")) == sorted(each["id"] for each in fleet.incidents("two"))
+    assert "Xid 13 (4 lines), Xid 31 (1 line)" in fleet.incidents("crash")[0]["reason"]
