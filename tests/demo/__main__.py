@@ -35,6 +35,11 @@ def say(text: str) -> None:
     print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n{text}", flush=True)
 
 
+def told(controller: Controller) -> None:
+    """Where people would be told: here a file, in earnest a pager."""
+    controller.variables["gpuops_notify_command"] = ["tee", "-a", str(OUTPUT / "notifications.jsonl")]
+
+
 def play(controller: Controller, playbook: str, **variables: object) -> None:
     """Runs a playbook as one would type it, its output on this terminal."""
     options = " ".join(f"-e gpuops_{name}='{value}'" for name, value in variables.items())
@@ -76,6 +81,7 @@ def follow(process: subprocess.Popen[bytes], log: Path) -> None:
 def bare_host(directory: Path) -> None:
     say("Act 1: a bare host. GPU 3 of 8 has a memory row that cannot be replaced; a training process runs on it.")
     with Controller(directory, orchestrator="none") as controller:
+        told(controller)
         node = controller.node("bare-1")
         pid = node.start([3], "train", 40 * GIB)
         play(controller, "mode", mode="act", who="the demo", why="to show all of it")
@@ -91,6 +97,7 @@ def bare_host(directory: Path) -> None:
 def kubernetes(directory: Path, cluster: Cluster) -> None:
     say("Act 2: Kubernetes. Two nodes, an inference service of four pods that may lose one at a time; a GPU of gpu-1 falls off the bus.")
     with Controller(directory, orchestrator="kubernetes", kubeconfig=cluster.kubeconfig) as controller:
+        told(controller)
         nodes = [controller.node(name) for name in ("gpu-1", "gpu-2")]
         kubelet = ("gpusim", "--root", str(directory / "nodes"), "kubelet", "--kubeconfig", str(cluster.admin_kubeconfig))
         with background(directory / "kubelet.log", *kubelet):
