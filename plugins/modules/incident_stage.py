@@ -126,12 +126,10 @@ history:
   returned: success, O(state=started) and O(stage=diagnose)
   type: list
   elements: dict
-released_at:
-  description: When the GPU was released last; older lines of the kernel log are no evidence.
-  returned: success, O(state=started) and O(stage=diagnose)
-  type: str
 releases:
-  description: The same for every GPU of the node, by UUID; C(-) stands for the whole node.
+  description:
+    - When each GPU of the node was released last, or a human cancelled an incident of it; what is older is no evidence.
+      By UUID and by C(pci:ADDRESS); C(-) stands for the whole node.
   returned: success, O(state=started) and O(stage=diagnose)
   type: dict
 incident:

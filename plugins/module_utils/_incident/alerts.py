@@ -17,8 +17,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import from_iso, iso
 
@@ -44,6 +45,10 @@ _PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0
 _NUMBER = re.compile(r"[0-9]{1,4}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
+
+
+class BadLabels(RemediationError):
+    kind = "bad_alert_labels"
 
 
 class HeldAlert(Exception):
@@ -88,6 +93,14 @@ class Judged:
     raw: Any = field(repr=False)
     alert: Optional[Alert] = None
     reason: Optional[str] = None
+
+
+def label_map(given: Optional[Mapping[str, Union[str, Sequence[str]]]]) -> LabelMap:
+    """The default map with what is given; a single name may stand without its list."""
+    unknown = sorted(set(given or ()) - set(DEFAULT_LABELS))
+    if unknown:
+        raise BadLabels("alert_labels has no %s; it has %s" % (", ".join(unknown), ", ".join(DEFAULT_LABELS)))
+    return {**DEFAULT_LABELS, **{fact: [names] if isinstance(names, str) else list(names) for fact, names in (given or {}).items()}}
 
 
 def gpu_name(uuid: Optional[str], pci_bus_id: Optional[str], index: Optional[int]) -> str:

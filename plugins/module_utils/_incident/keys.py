@@ -21,6 +21,7 @@ OPEN_STATES = frozenset({"running", "fenced_waiting", "contained", "quarantined_
 ENDED_OPEN_STATES = frozenset({"contained", "quarantined_overdue", "held_for_human"})
 CLOSED_STATES = frozenset({"no_action", "fence_lifted", "cancelled_by_human", "released"})
 STATES = OPEN_STATES | CLOSED_STATES
+SETTLED_STATES = frozenset({"released", "cancelled_by_human"})  # evidence from before does not count any more
 
 
 def fault_key(node_uid: str, gpu: str, domain: str = UNKNOWN) -> str:

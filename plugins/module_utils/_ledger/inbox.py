@@ -13,10 +13,10 @@ from datetime import datetime
 from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import (
-    DEFAULT_LABELS,
     Judged,
     LabelMap,
     judge_all,
+    label_map,
     parse_message,
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
@@ -89,7 +89,7 @@ class Inbox(Changes):
                 errors.append(error)
                 continue
             truncated += message.truncated
-            for judged in judge_all(message, {**DEFAULT_LABELS, **(labels or {})}):
+            for judged in judge_all(message, label_map(labels)):
                 try:
                     opening = self._open_judged(judged, inventory, received_at, limits, max_running)
                 except UnknownNode:

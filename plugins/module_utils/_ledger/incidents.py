@@ -25,7 +25,12 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.error
     ModeForbids,
     UnknownIncident,
 )
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import CLOSED_STATES, ENDED_OPEN_STATES, OPEN_STATES
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import (
+    CLOSED_STATES,
+    ENDED_OPEN_STATES,
+    OPEN_STATES,
+    SETTLED_STATES,
+)
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import RELEASE, allows, needed_mode, permitted
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.records import PREDICTED, incident_record, next_command, place
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Place, Want
@@ -217,25 +222,26 @@ class Incidents(Settings):
     def _why_ignored(self, connection: sa.Connection, want: Want, alert: Alert) -> Optional[str]:
         if alert.status == "resolved":
             return "resolved: it opens nothing and releases nothing"
-        newest = connection.execute(sa.select(sa.func.max(ALERTS.c.starts_at)).where(ALERTS.c.fingerprint == alert.fingerprint)).scalar()
-        if newest and newest > alert.starts_at:
+        newer = sa.select(ALERTS.c.id).where(ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at > alert.starts_at)
+        if connection.execute(newer.where(ALERTS.c.starts_at <= want.received_at)).first():  # one of the future would silence all others
             return "older than the newest delivery of this alert"
         episode = (ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at == alert.starts_at)
         rows = sa.select(INCIDENTS).join(ALERTS, ALERTS.c.incident_id == INCIDENTS.c.id).where(*episode, INCIDENTS.c.open_key.is_(None))
         closed = connection.execute(rows).first()
         if closed and not self._due_again(connection, closed):
             return "incident %s of the same evidence has ended in %s" % (closed.id, closed.state)
-        released = self._released_at(connection, want)
+        released = self._settled_at(connection, want)
         if released and alert.starts_at <= released:
-            return "older than the GPU's release at %s" % iso(released)
+            return "older than the last word on the GPU, at %s" % iso(released)
         return None
 
-    def _released_at(self, connection: sa.Connection, want: Want) -> Optional[datetime]:
+    def _settled_at(self, connection: sa.Connection, want: Want) -> Optional[datetime]:
+        """When the GPU was released last, or a human decided about it: what is older is no evidence (S3, S6)."""
         same_gpu = sa.or_(INCIDENTS.c.gpu.in_([want.gpu, "-"]), INCIDENTS.c.asked_key == want.key)
         if want.pci_bus_id:
             same_gpu = sa.or_(same_gpu, INCIDENTS.c.pci_bus_id == want.pci_bus_id)
-        released = (INCIDENTS.c.state == "released", INCIDENTS.c.node_uid == want.place.uid, same_gpu)
-        time: Optional[datetime] = connection.execute(sa.select(sa.func.max(INCIDENTS.c.closed_at)).where(*released)).scalar()
+        settled = (INCIDENTS.c.state.in_(SETTLED_STATES), INCIDENTS.c.node_uid == want.place.uid, same_gpu)
+        time: Optional[datetime] = connection.execute(sa.select(sa.func.max(INCIDENTS.c.closed_at)).where(*settled)).scalar()
         return time
 
     def hold_alert(self, fingerprint: str, reason: str, position: int, inbox_id: Optional[int] = None) -> None:

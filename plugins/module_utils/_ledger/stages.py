@@ -9,13 +9,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits, after_waiting
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import ModeForbids
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.history import WINDOW_SECONDS, failed_programs
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import refined, slot_of, with_identity
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import SETTLED_STATES, refined, slot_of, with_identity
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import permitted
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.stages import start
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import from_iso, iso
@@ -26,6 +26,8 @@ try:
     from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import FAILURES, INCIDENTS, STAGES
 except ImportError:  # said by _ledger.database
     pass
+
+_IDLE = ("none", "observe", "hold")  # verdicts that change nothing
 
 
 class Stages(Incidents):
@@ -87,13 +89,23 @@ class Stages(Incidents):
         known = refined(verdict, row._mapping)
         known["slot"] = slot_of(known["gpu"], info) or row.slot
         key = with_identity(row.asked_key, known["gpu"], known["domain"])
-        other = connection.execute(sa.select(INCIDENTS.c.id).where(INCIDENTS.c.open_key == key, INCIDENTS.c.id != row.id)).scalar()
+        other = connection.execute(sa.select(INCIDENTS).where(INCIDENTS.c.open_key == key, INCIDENTS.c.id != row.id)).first()
+        if other and other.state == "held_for_human" and verdict.get("action") not in _IDLE and not self._standing(connection, other.id):
+            # What was too little to act on must not swallow what is enough.
+            self._end(connection, other, "no_action", "incident %s knows more of the same fault" % row.id)
+            other = None
         if other is None:
             closed = row.open_key is None
             return self._update(connection, row.id, **known, verdict=dict(verdict), open_key=None if closed else key)
         # The other incident acts for both; a fence of this one is left to its own closing, like after any verdict that asks for nothing.
-        reason = "the same fault as incident %s" % other
-        merged = {**verdict, "action": "none", "repair": "none", "merged_into": other, "reasons": [reason, *(verdict.get("reasons") or ())]}
+        reason = "the same fault as incident %s" % other.id
+        merged = {
+            **verdict,
+            "action": "none",
+            "repair": "none",
+            "merged_into": other.id,
+            "reasons": [reason, *(verdict.get("reasons") or ())],
+        }
         row = self._update(connection, row.id, verdict=merged)
         return row if self._standing(connection, row.id) else self._end(connection, row, "no_action", reason)
 
@@ -108,24 +120,19 @@ class Stages(Incidents):
     # The past that a verdict weighs
 
     def _past(self, connection: sa.Connection, row: Any) -> dict[str, Any]:
-        """Programs that failed on this node's GPUs within a day (S14), and when its GPUs were released last (S3)."""
+        """Programs that failed on this node's GPUs within a day (S14), and when its GPUs were released last or decided about by a human (S3, S6)."""
         since = self.now() - timedelta(seconds=WINDOW_SECONDS)
         failures = sa.select(FAILURES).where(FAILURES.c.node == row.node, FAILURES.c.failed_at > since).order_by(FAILURES.c.failed_at)
         history = [
             {"gpu_uuid": one.gpu_uuid, "code": one.code, "executable_or_image": one.program, "time": iso(one.failed_at)}
             for one in connection.execute(failures)
         ]
-        latest = sa.select(INCIDENTS.c.gpu, sa.func.max(INCIDENTS.c.closed_at)).group_by(INCIDENTS.c.gpu)
-        rows = connection.execute(latest.where(INCIDENTS.c.state == "released", INCIDENTS.c.node_uid == row.node_uid))
-        released: dict[str, datetime] = {gpu: time for gpu, time in rows if time}
-        asked = sa.select(sa.func.max(INCIDENTS.c.closed_at)).where(INCIDENTS.c.state == "released", INCIDENTS.c.asked_key == row.asked_key)
-        times = [released.get(row.gpu), released.get("-"), connection.execute(asked).scalar()]
-        known = [time for time in times if time]
-        return {
-            "history": history,
-            "released_at": iso(max(known)) if known else None,
-            "releases": {gpu: iso(time) for gpu, time in released.items()},
-        }
+        settled = sa.select(INCIDENTS).where(INCIDENTS.c.state.in_(SETTLED_STATES), INCIDENTS.c.node_uid == row.node_uid)
+        releases: dict[str, Any] = {}
+        for one in connection.execute(settled.order_by(INCIDENTS.c.closed_at)):
+            # A lost GPU is known by its address only.
+            releases.update(dict.fromkeys([one.gpu, *(["pci:" + one.pci_bus_id] if one.pci_bus_id else [])], iso(one.closed_at)))
+        return {"history": history, "releases": releases}
 
     def _remember(self, connection: sa.Connection, row: Any, verdict: Mapping[str, Any], info: Optional[Mapping[str, Any]]) -> None:
         for failure in failed_programs(verdict, info):

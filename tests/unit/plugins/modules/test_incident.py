@@ -7,10 +7,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from alerts import recorded, rewritten
+from alerts import RECORDINGS, recorded, rewritten
 from ansible_collections.gpuops.remediation.plugins.modules import incident, incident_info, incident_stage
 from run_module import run_module
 
+RECORDING = str(RECORDINGS / "firing-single.json")
 INVENTORY = {"gpu-1": {"host": "host-1", "uid": "uid-1"}}
 
 
@@ -95,6 +96,7 @@ def test_a_group(run):
         ({"node": "gpu-1", "gpu": "the third"}, "bad_gpu"),
         ({"node": "gpu-1", "limits": {"nap_seconds": 3}}, "bad_limit"),
         ({"incident_ids": ["x"]}, "unknown_incident"),
+        ({"alert_file": RECORDING, "alert_labels": {"index": ["gpu"]}}, "bad_alert_labels"),
         ({"state": "closed", "incident_id": "x"}, "unknown_incident"),
         ({"inbox_ids": [7]}, "bad_message"),
     ],

@@ -26,7 +26,7 @@ def run(tmp_path):
 def test_begin_and_end(run):
     assert run(check_mode=True, state="started", stage="diagnose")["seconds"] == 180
     step = run(state="started", stage="diagnose", limits={"diagnose_seconds": 7})
-    assert (step["changed"], step["skip"], step["seconds"], step["history"], step["released_at"]) == (True, False, 7, [], None)
+    assert (step["changed"], step["skip"], step["seconds"], step["history"], step["releases"]) == (True, False, 7, [], {})
     assert step["diff"] == {
         "before": {"state": None, "outcome": None, "reason": None},
         "after": {"state": "started", "outcome": None, "reason": None},

@@ -9,11 +9,14 @@ import json
 import pytest
 from alerts import recorded
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import (
+    DEFAULT_LABELS,
     MAX_MESSAGE_BYTES,
+    BadLabels,
     HeldAlert,
     fingerprint_of,
     judge,
     judge_all,
+    label_map,
     normal_pci,
     parse_message,
 )
@@ -136,6 +139,13 @@ def test_the_label_map():
     labels = {"node": ["machine"], "xid": ["code"]}
     alert = judge(raw({"machine": "gpu-9", "code": "79"}), "00000000", labels)
     assert (alert.node, alert.xid, alert.gpu) == ("gpu-9", 79, "-")
+
+
+def test_the_map_of_labels():
+    assert label_map(None) == DEFAULT_LABELS
+    assert label_map({"node": "machine", "xid": ["a", "b"]}) == {**DEFAULT_LABELS, "node": ["machine"], "xid": ["a", "b"]}
+    with pytest.raises(BadLabels, match="has no index; it has node, gpu_uuid"):
+        label_map({"index": ["gpu"]})
 
 
 def test_our_label_comes_before_another_exporters():

@@ -83,17 +83,23 @@ def test_the_history_of_a_day(ledger, clock):
 def test_when_the_gpu_was_released(ledger, clock):
     """S3"""
     incident_id = opened(ledger)
-    assert ledger.start_stage(incident_id, "diagnose")["released_at"] is None
-    diagnosed(ledger, incident_id)
+    assert ledger.start_stage(incident_id, "diagnose")["releases"] == {}
+    diagnosed(ledger, incident_id, pci_bus_id="0000:19:00.0")
     ledger.close_incident(incident_id, "contained")
     clock.on(60)
     ledger.release_incident(incident_id)
     clock.on(60)
-    step = ledger.start_stage(opened(ledger, by_hand(GPU)), "diagnose")
-    assert step["released_at"] == "2026-11-29T12:01:00.000Z"
-    assert step["releases"] == {GPU: "2026-11-29T12:01:00.000Z"}
-    assert ledger.start_stage(opened(ledger), "diagnose")["released_at"] == "2026-11-29T12:01:00.000Z", "asked for in the same way"
-    assert ledger.start_stage(opened(ledger, by_hand("7")), "diagnose")["released_at"] is None
+    at = "2026-11-29T12:01:00.000Z"
+    assert ledger.start_stage(opened(ledger), "diagnose")["releases"] == {GPU: at, "pci:0000:19:00.0": at}
+    assert ledger.start_stage(opened(ledger, by_hand(node="gpu-2", uid="uid-2")), "diagnose")["releases"] == {}
+
+
+def test_a_humans_decision_settles_the_evidence(ledger, clock):
+    """S6"""
+    incident_id = opened(ledger, by_hand(GPU))
+    clock.on(60)
+    ledger.close_incident(incident_id, "cancelled_by_human", "untainted")
+    assert ledger.start_stage(opened(ledger), "diagnose")["releases"] == {GPU: "2026-11-29T12:01:00.000Z"}
 
 
 def test_evidence_is_kept_raw(ledger):
