@@ -48,6 +48,7 @@ class Controller:
         self.directory = directory
         self.ledger_url = ledger_url or f"sqlite:///{directory}/ledger.db"
         self.nodes: dict[str, Node] = {}
+        self.before: dict[str, str] = {}  # shell commands by the name of the task before which they run
         self.host_variables: dict[str, dict[str, Any]] = {}
         self.variables: dict[str, Any] = {"gpuops_ledger_url": self.ledger_url, "gpuops_orchestrator": orchestrator}
         if kubeconfig:
@@ -103,6 +104,13 @@ class Controller:
         path.write_text(json.dumps(message))
         return path
 
+    def together(self, *messages: Path) -> Path:
+        """The alerts of several messages in one."""
+        bodies = [json.loads(message.read_text()) for message in messages]
+        path = messages[0].with_name("together-" + messages[0].name)
+        path.write_text(json.dumps({**bodies[0], "alerts": [alert for body in bodies for alert in body["alerts"]]}))
+        return path
+
     # --- playbooks
 
     def command(self, playbook: str, *arguments: str, **variables: Any) -> list[str]:
@@ -116,11 +124,13 @@ class Controller:
         temporary.mkdir(exist_ok=True)
         return {
             **os.environ,
+            "ANSIBLE_CALLBACK_PLUGINS": str(REPOSITORY / "tests" / "support" / "callbacks"),
             "ANSIBLE_COLLECTIONS_PATH": str(REPOSITORY / ".ansible" / "collections"),
             "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
             "ANSIBLE_HOME": str(self.directory / "ansible"),
             "ANSIBLE_LOCAL_TEMP": str(temporary),
             "ANSIBLE_NOCOLOR": "1",
+            "TESTS_BEFORE_TASK": json.dumps(self.before),
             "TMPDIR": str(temporary),
         }
 
@@ -159,10 +169,10 @@ class Controller:
 
     # --- the ledger
 
-    def ledger(self) -> Any:
+    def ledger(self, *, write: bool = False) -> Any:
         from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 
-        return Ledger.open(self.ledger_url, check_mode=True)
+        return Ledger.open(self.ledger_url, check_mode=not write)
 
     def incidents(self, node: str | None = None) -> list[dict[str, Any]]:
         """All incidents, the oldest first, each with its whole story."""
