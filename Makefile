@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
 # `make help` lists the targets; everything runs from a bare clone and keeps what it installs outside of it.
 export GPUOPS_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpuops
 export PATH := $(CURDIR)/.ansible/venv/bin:$(PATH)

@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
 # ansible-test sanity on every supported Python found here; arguments are passed on.
 # It insists on a real folder .../ansible_collections/gpuops/remediation, so it gets a copy of the checkout.
 set -eu

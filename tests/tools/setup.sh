@@ -1,4 +1,5 @@
 #!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
 # Installs what the demo and the tests need, once, in a cache outside the checkout: setup.sh demo|test
 # A part is finished when its folder holds `.done`; whatever an interrupted run left is built again.
 set -eu

@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTED = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
@@ -19,25 +22,48 @@ FILES = [name for name in LISTED if name and (ROOT / name).is_file()]
 PRIVATE = re.compile(r"(?<![\w.])/work[/]|/root[/]\.|\.\./shared[/]|\bissue #?\d+\b", re.IGNORECASE)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_mentions_nothing_private(name: str) -> None:
-    text = (ROOT / name).read_bytes().decode(errors="replace")
-    found = [f"{name}:{number}: {line.strip()}" for number, line in enumerate(text.splitlines(), 1) if PRIVATE.search(line)]
-    assert not found
+def files(*endings: str, under: str = "") -> Iterator[tuple[str, str]]:
+    for name in FILES:
+        if name.endswith(endings) and name.startswith(under):
+            yield name, (ROOT / name).read_bytes().decode(errors="replace")
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".py")])
-def test_states_its_license(name: str) -> None:
-    assert "SPDX-License-Identifier: GPL-3.0-or-later" in (ROOT / name).read_text()[:500]
+def test_mentions_nothing_private() -> None:
+    found = [f"{name}:{n}: {line}" for name, text in files("") for n, line in enumerate(text.splitlines(), 1) if PRIVATE.search(line)]
+    assert found == []
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.endswith((".yaml", ".yml"))])
-def test_yaml_files_end_in_yml(name: str) -> None:
-    assert name.endswith(".yml") or name in ("changelogs/config.yaml", "changelogs/changelog.yaml")
+def test_code_states_its_license() -> None:
+    assert [name for name, text in files(".py", ".sh") if "SPDX-License-Identifier: GPL-3.0-or-later" not in text[:500]] == []
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("plugins/module_utils/") and name.endswith(".py")])
-def test_module_utils_are_private_and_load_on_a_node(name: str) -> None:
-    text = (ROOT / name).read_text()
-    assert "**PRIVATE**" in text
-    assert "from __future__ import annotations" in text
+def test_yaml_files_end_in_yml() -> None:
+    assert [name for name, _text in files(".yaml")] == ["changelogs/changelog.yaml", "changelogs/config.yaml"]
+
+
+def test_module_utils_say_that_they_are_private() -> None:
+    assert [name for name, text in files(".py", under="plugins/module_utils/") if "**PRIVATE**" not in text] == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    links = [(name, link) for name, text in files(".md") for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    assert [(name, link) for name, link in links if not (ROOT / name).parent.joinpath(link).exists()] == []
+
+
+GROUPS = {group: set(modules) for group, modules in yaml.safe_load((ROOT / "meta/runtime.yml").read_text())["action_groups"].items()}
+FRAGMENT_OF = {"kubernetes": "kubernetes", "ledger": "ledger", "node": "node", "node_files": "node.state_dir"}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_action_groups_and_documentation_agree(group: str) -> None:
+    """module_defaults of a group reach exactly the modules whose documentation has its options."""
+    documented = set()
+    for path in (ROOT / "plugins/modules").glob("*.py"):
+        strings = {
+            node.targets[0].id: node.value.value
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Constant)
+        }
+        if f"gpuops.remediation.{FRAGMENT_OF[group]}" in yaml.safe_load(str(strings["DOCUMENTATION"]))["extends_documentation_fragment"]:
+            documented.add(path.stem)
+    assert GROUPS[group] == documented
