@@ -25,7 +25,7 @@ try:
 except ImportError:  # said by _ledger.database
     pass
 
-RESET_COMMAND = "ansible-playbook gpuops.remediation.mode -e gpuops_breaker_reset=true"
+RESET_COMMAND = "ansible-playbook gpuops.remediation.mode -e gpuops_breaker_reset=true -e gpuops_who=NAME -e gpuops_why=REASON"
 
 
 class Settings(Outbox):
