@@ -43,6 +43,8 @@ options:
       thawed: They run again.
       killed: >-
         With O(cgroup) that cgroup is empty. Without it no process that counts holds the GPU; holders first get SIGTERM and O(grace_seconds).
+      free: >-
+        No process that counts holds the GPU. Nothing is touched and nothing needs to be proven; the module waits O(timeout_seconds) for it.
   gpu:
     description:
       - The GPU concerned, named by UUID, PCI address or the path of its device file.
@@ -191,7 +193,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             **NODE_OPTIONS,
-            "state": {"type": "str", "required": True, "choices": ["frozen", "thawed", "killed"]},
+            "state": {"type": "str", "required": True, "choices": ["frozen", "thawed", "killed", "free"]},
             "gpu": {"type": "str"},
             "cgroup": {"type": "str"},
             "pids": {
@@ -209,7 +211,7 @@ def main() -> None:
             "incident_id": {"type": "str"},
             "why": {"type": "str", "default": "asked for by an operator"},
         },
-        required_if=[("state", "frozen", ("gpu",)), ("state", "killed", ("gpu",)), ("state", "thawed", ("cgroup",))],
+        required_if=[*(("state", state, ("gpu",)) for state in ("frozen", "killed", "free")), ("state", "thawed", ("cgroup",))],
         required_together=LOCK_TOGETHER,
         supports_check_mode=True,
     )

@@ -4,7 +4,7 @@
 
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
 
-"""Freeze, thaw or kill a cgroup, or end a GPU's holders: reads, asks for the proof, acts, reads again."""
+"""Freeze, thaw or kill a cgroup, end a GPU's holders, or wait until it has none: reads, asks for the proof, acts, reads again."""
 
 from __future__ import annotations
 
@@ -130,13 +130,19 @@ class CgroupTask:
     # --- read ---
 
     def read(self) -> State:
-        """Once something was done, NVML is given the time that is left to notice."""
+        """Once something was done, NVML is given the time that is left to notice; and so are holders that are only waited for."""
         self._guard()
         state = self._read()
-        while self._acted_on and any(self._ending(target) for target in state.targets) and time.monotonic() < self._deadline:
+        while self._waits_for(state) and time.monotonic() < self._deadline:
             time.sleep(0.5)
+            self._guard()
             state = self._read()
         return state
+
+    def _waits_for(self, state: State) -> bool:
+        if self._want.state == "free":
+            return any(target.holders for target in state.targets)
+        return bool(self._acted_on) and any(self._ending(target) for target in state.targets)
 
     def _ending(self, target: Target) -> bool:
         """Not there yet, and ours to wait for: it was acted on, or NVML still lists what /proc has no more."""
@@ -195,7 +201,7 @@ class CgroupTask:
 
     def plan(self, state: State) -> list[Step]:
         todo = [target for target in state.targets if self._differs(target)]
-        if self._acted_on:
+        if self._acted_on or self._want.state == "free":
             return self._judge_end(state, todo)
         if self._want.cgroup and owner_of(self._want.cgroup) is None:
             raise proof.NotProven(f"{self._want.cgroup} is neither one container's nor one unit's", suspects=[])
@@ -216,14 +222,15 @@ class CgroupTask:
     def _judge_end(self, state: State, left: Sequence[Target]) -> list[Step]:
         if left:
             names = ", ".join(f"{one['pid']} ({one['name']})" for target in left for one in self._left(target)["processes"])
-            raise StillHeld(f"not {self._want.state} in time: {names}", changed=True, left=[self._left(target) for target in left])
+            acted = bool(self._acted_on)
+            raise StillHeld(f"not {self._want.state} in time: {names}", changed=acted, left=[self._left(target) for target in left])
         if state.gpu is not None and state.gpu["processes_source"] is None:
-            raise StillHeld(
-                "the cgroups are empty, but neither NVML nor the device file says whether the GPU is free", changed=True, left=[]
-            )
+            raise StillHeld("neither NVML nor the device file says whether the GPU is free", changed=bool(self._acted_on), left=[])
         return []
 
     def _differs(self, target: Target) -> bool:
+        if self._want.state == "free":
+            return bool(target.holders)
         if self._want.state != "killed":
             return target.frozen != (self._want.state == "frozen") and bool(target.members or target.holders)
         whole = target.path in self._acted_on or (self._want.cgroup is not None and not self._want.pids)

@@ -29,6 +29,7 @@ def test_nothing_to_do(node):
     ("options", "text"),
     [
         ({"state": "killed"}, "state is killed but all of the following are missing: gpu"),
+        ({"state": "free"}, "state is free but all of the following are missing: gpu"),
         ({"state": "frozen"}, "state is frozen but all of the following are missing: gpu"),
         ({"state": "thawed"}, "state is thawed but all of the following are missing: cgroup"),
         ({"state": "killed", "gpu": "GPU-a", "pids": [{"pid": 1}]}, "start_ticks found in pids"),

@@ -343,3 +343,28 @@ def test_wants_come_from_options():
         }
     )
     assert (want.cgroup, want.fault_time, want.rules.started_before) == ("/x.service", 100.0, 100.0)
+
+
+def test_a_free_gpu_is_waited_for_and_nobody_is_touched(world, run, tmp_path, monkeypatch):
+    """Without proof too: who only looks needs none."""
+    world.add(1, cgroup="/system.slice")
+    with pytest.raises(StillHeld, match=r"not free in time: 1 \(train\)") as failed:
+        run("free")
+    assert failed.value.details["changed"] is False
+    assert world.events == [] and not (tmp_path / "journal.jsonl").exists()
+    reads = itertools.count()
+    read = world.read
+
+    def leaves(*args, **options):
+        if next(reads) == 1:
+            world.processes.clear()
+        return read(*args, **options)
+
+    monkeypatch.setattr(act.info, "read", leaves)
+    assert run("free", timeout=5)["changed"] is False
+
+
+def test_a_gpu_that_nobody_can_tell_of_is_not_free(world, run):
+    world.source = None
+    with pytest.raises(StillHeld, match="neither NVML nor the device file"):
+        run("free")
