@@ -50,7 +50,7 @@ def end(
         # Silence is not a verdict (S12): what was fenced stays fenced.
         reason = "no verdict%s" % _because(stages.get("diagnose", {}))
         return End("quarantined_overdue" if standing and overdue else "held_for_human", reason)
-    reasons = "; ".join(str(reason) for reason in verdict.get("reasons") or ()) or "as the verdict says"
+    reasons = " ".join(str(reason) for reason in verdict.get("reasons") or ()) or "as the verdict says"
     action = verdict.get("action", "none")
     if action in ("none", "observe"):
         if standing:

@@ -59,6 +59,11 @@ def incident_record(row: Any, stages: Iterable[Any], now: datetime, *, found: bo
     }
 
 
+def predicted(record: Mapping[str, Any]) -> dict[str, Any]:
+    """As whoever goes on with it in check mode has to name it: what the ledger was told of it is taken back."""
+    return {**record, "id": PREDICTED, "target": {**record["target"], "incident_id": PREDICTED}}
+
+
 def stage_record(row: Any) -> dict[str, Any]:
     seconds = (row.finished_at - row.started_at).total_seconds() if row.finished_at else None
     return {

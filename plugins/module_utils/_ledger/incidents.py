@@ -32,7 +32,13 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys 
     SETTLED_STATES,
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import RELEASE, allows, needed_mode, permitted
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.records import PREDICTED, incident_record, next_command, place
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.records import (
+    PREDICTED,
+    incident_record,
+    next_command,
+    place,
+    predicted,
+)
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Place, Want
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.settings import Settings
@@ -115,6 +121,8 @@ class Incidents(Settings):
                 deadline_at=at,
                 mode=self._mode(connection),
             )
+            if self.check_mode:
+                return Opening("found", predicted(self._record(connection, row)))
         return Opening("found", self._record(connection, row))
 
     def _opened(self, connection: sa.Connection, want: Want, limits: Limits, max_running: int) -> Opening:
@@ -126,7 +134,7 @@ class Incidents(Settings):
         elif waits:
             self._tell_of_waiting(connection)
         record = self._record(connection, row, found=False)
-        return Opening("opened", {**record, "id": PREDICTED} if self.check_mode else record)
+        return Opening("opened", predicted(record) if self.check_mode else record)
 
     def _tell_of_waiting(self, connection: sa.Connection) -> None:
         """One page for all that wait; it grows until it is sent."""

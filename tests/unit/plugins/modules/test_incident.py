@@ -34,16 +34,23 @@ def alert_file(tmp_path):
     return str(tmp_path / "alert.json")
 
 
+def names(result):
+    """Whom the modules that go on with the incident will ask the ledger about."""
+    record = result["incidents"][0]
+    return record["id"], record["target"]["incident_id"]
+
+
 def test_an_alert_file(run, alert_file):
     predicted = run(check_mode=True, alert_file=alert_file, inventory=INVENTORY)
-    assert (predicted["changed"], predicted["incidents"][0]["id"]) == (True, "predicted")
+    assert predicted["changed"] and names(predicted) == ("predicted", "predicted")
     opened = run(alert_file=alert_file, inventory=INVENTORY)
     assert (opened["changed"], opened["incidents"][0]["host"]) == (True, "host-1")
     incident_id = opened["incidents"][0]["id"]
     assert opened["diff"] == {"before": {}, "after": {incident_id: "running"}}
     again = run(alert_file=alert_file, inventory=INVENTORY)
     assert (again["changed"], again["incidents"][0]["id"], again["incidents"][0]["found"]) == (False, incident_id, True)
-    assert run(check_mode=True, alert_file=alert_file, inventory=INVENTORY)["incidents"][0]["id"] == incident_id
+    assert names(run(check_mode=True, alert_file=alert_file, inventory=INVENTORY)) == (incident_id, incident_id)
+    assert names(run(check_mode=True, incident_ids=[incident_id], anew=True)) == ("predicted", "predicted"), "a round that is taken back"
 
 
 def test_a_held_alert(run, alert_file):

@@ -49,6 +49,7 @@ def test_the_window_and_a_reset():
     taken = slots("old", ago=600) + slots("young", ago=599) + slots("new")
     assert [slot.node for slot in in_window(taken, NOW, Rule(), None)] == ["young", "new"]
     assert [slot.node for slot in in_window(taken, NOW, Rule(), NOW - timedelta(seconds=10))] == ["new"]
+    assert [slot.node for slot in in_window(taken, NOW, Rule(), NOW)] == ["new"], "what came with the reset is of the new count"
 
 
 def test_how_groups_are_given():

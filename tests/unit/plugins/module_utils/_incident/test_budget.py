@@ -74,6 +74,7 @@ def test_limits_that_differ():
     limits = Limits.of({"total_seconds": 900, "evict_seconds": "300", "taint_floor_seconds": 20})
     assert (limits.total_seconds, limits.stage_seconds["evict"], limits.taint_floor_seconds) == (900, 300, 20)
     assert limits.stage_seconds["diagnose"] == 180
+    assert Limits.of({"taint_floor_seconds": 0}).taint_floor_seconds == 0
     assert Limits.of(None) == Limits()
 
 

@@ -47,6 +47,16 @@ def test_a_verdict_refines_the_identity(verdict, expected):
     assert {name: refined(verdict, HAVE)[name] for name in expected} == expected
 
 
+def test_what_was_known_of_the_place_stays_known():
+    have = {**HAVE, "pci_bus_id": "0000:19:00.0", "serial": "165"}
+    assert {name: refined({"scope": "node"}, have)[name] for name in ("pci_bus_id", "serial")} == {
+        "pci_bus_id": "0000:19:00.0",
+        "serial": "165",
+    }
+    assert refined({"pci_bus_id": "0000:20:00.0"}, have)["pci_bus_id"] == "0000:20:00.0"
+    assert refined({"pci_bus_id": "0000:20:00.0"}, HAVE)["pci_bus_id"] == "0000:20:00.0"
+
+
 def test_the_key_of_the_same_node_or_group():
     assert with_identity(fault_key("uid", "-"), GPU, "bus") == fault_key("uid", GPU, "bus")
     assert with_identity(group_key("rack", "r1"), "-", "power") == group_key("rack", "r1", "power")

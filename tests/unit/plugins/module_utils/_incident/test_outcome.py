@@ -52,6 +52,8 @@ STARTED = {"state": "started", "outcome": None}
         pytest.param(None, stages(diagnose=failed()), {}, "held_for_human", "no verdict", id="S12 no verdict"),
         pytest.param(None, stages(diagnose={"outcome": "timed_out"}), LATE, "quarantined_overdue", "no verdict", id="S12 fence stays"),
         pytest.param(None, {}, {}, "held_for_human", "no verdict", id="S16 nothing at all"),
+        pytest.param(None, stages(diagnose=failed()), STANDS, "held_for_human", "no verdict", id="S12 fence stays, in time"),
+        pytest.param(None, {}, {"overdue": True}, "held_for_human", "no verdict", id="S12 nothing stands, too late"),
         pytest.param(
             QUARANTINE, stages(isolate={"outcome": "due"}, taint={"outcome": "due"}), {}, "no_action", "isolate, taint", id="S4 observe"
         ),
