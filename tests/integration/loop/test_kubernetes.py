@@ -86,3 +86,70 @@ def test_what_the_node_says_decides(fleet):
     assert len(fleet.writes("nodes")) == 4, "well: fence and lift; two: a taint that both incidents want"
     assert sorted(fleet.incidents_on("two")) == sorted(each["id"] for each in fleet.incidents("two"))
     assert "Xid 13 (4 lines), Xid 31 (1 line)" in fleet.incidents("crash")[0]["reason"]
+
+
+def test_the_breaker(fleet):
+    """S8: of five nodes in one message three are tainted; the others are held, and diagnosed anew after the reset."""
+    names = [f"gpu-{number}" for number in range(5)]
+    nodes = fleet.gpu_nodes(*names, gpus=1)
+    fleet.set("act")
+    for node in nodes:
+        node.xid(0, 48)
+
+    run = fleet.remediate(alert_file=fleet.message(*((name, 0, 48) for name in names)))
+
+    tainted = [name for name in names if TAINT in fleet.objects.taints(name)]
+    assert len(tainted) == len(fleet.writes("nodes")) == 3, run.output
+    held = [name for name in names if name not in tainted]
+    assert {one["node"]: one["state"] for one in fleet.incidents()} == {
+        **dict.fromkeys(tainted, "contained"), **dict.fromkeys(held, "held_for_human"),
+    }, run.output  # fmt: skip
+    assert all("breaker has tripped" in one["reason"] for one in fleet.incidents() if one["node"] in held)
+
+    nodes[names.index(held[0])].reboot()  # what was wrong there is over, so that a replay would be wrong
+    reset = fleet.play("mode", breaker_reset=True, who="tests", why="the nodes have nothing in common")
+    assert reset.ok, reset.output
+    again = fleet.play("reconcile")
+    assert again.ok, again.output
+    assert {one["node"]: one["state"] for one in fleet.incidents() if one["node"] in held} == {held[0]: "no_action", held[1]: "contained"}
+    assert sorted(name for name in names if TAINT in fleet.objects.taints(name)) == sorted([*tainted, held[1]])
+
+
+def test_modes(fleet):
+    """S4: a prediction and observing write nothing at all; fence only taints; act does the rest."""
+    [node] = fleet.gpu_nodes("gpu-1")
+    fleet.objects.deployment("infer")
+    node.xid(0, 79)
+    node.lost(0)
+    alert = fleet.alert("gpu-1", 0, 79)
+    ledger = fleet.directory / "ledger.db"
+
+    predicted = fleet.remediate("--check", "--diff", alert_file=alert)
+    assert predicted.ok, predicted.output
+    assert not ledger.exists()
+
+    watched = fleet.remediate(alert_file=alert)
+    assert watched.ok, watched.output
+    assert fleet.incidents()[0]["state"] == "no_action"
+    assert fleet.writes() == [], "neither nodes nor Leases"
+
+    fleet.set("act")
+    before = ledger.read_bytes()
+    predicted = fleet.remediate("--check", "--diff", alert_file=alert)
+    assert predicted.ok, predicted.output
+    assert (ledger.read_bytes(), fleet.writes()) == (before, [])
+    assert "gpu.unhealthy" in predicted.output and "infer-" in predicted.output, "what would be done"
+
+    fleet.set("fence")
+    fenced = fleet.remediate(alert_file=alert)
+    assert fenced.ok, fenced.output
+    _watched, incident = fleet.incidents()
+    assert (incident["state"], incident["stages"]["evict"]["outcome"]) == ("held_for_human", "due"), fenced.output
+    assert fleet.objects.taints("gpu-1") == [TAINT]
+    assert fleet.writes("pods/eviction") == [] and fleet.objects.pods_on("gpu-1")
+
+    fleet.set("act")
+    acted = fleet.remediate(alert_file=alert)
+    assert acted.ok, acted.output
+    assert [one["state"] for one in fleet.incidents()] == ["no_action", "contained"]
+    assert len(fleet.writes("nodes")) == 1 and fleet.objects.pods_on("gpu-1") == []
