@@ -101,8 +101,10 @@ def require_witness(gpu: Mapping[str, Any]) -> None:
     if gpu["processes_source"] == "nvml" or (gpu["lost"] and gpu["processes_source"] == "device_file"):
         return
     why = "; ".join(f"{error['call']}: {error['error']}" for error in gpu["errors"]) or "it gave no answer"
+    told = ", ".join(f"pid {one['pid']} ({one['name']})" for one in gpu["processes"])
     raise NotProven(
-        f"NVML does not say who uses {_name(gpu)} ({why})", suspects=suspects(gpu["processes"], "only has the device file open")
+        f"NVML does not say who uses {_name(gpu)} ({why}){'; its device file is open in ' + told if told else ''}",
+        suspects=suspects(gpu["processes"], "only has the device file open"),
     )
 
 
