@@ -89,7 +89,9 @@ def bare_host(directory: Path) -> None:
         node.row_remap(3, failure=True)
         play(controller, "remediate", alert_file=str(controller.alert("bare-1", 3, 48)))
         play(controller, "status", incident_id=controller.incidents()[0]["id"])
-        say(f"The process {pid} is {'still there' if Path(f'/proc/{pid}').exists() else 'gone'}; what was done to the node stands in its own journal:")
+        say(
+            f"The process {pid} is {'still there' if Path(f'/proc/{pid}').exists() else 'gone'}; what was done to the node stands in its own journal:"
+        )
         for entry in controller.journal("bare-1"):
             print(f"  {entry['time']}  {entry['status']:<8}  {entry['action']}  {entry['target']}")
 

@@ -95,6 +95,9 @@ class Database:
         """The only writer until it ends; in check mode nothing of it stays."""
         return self._transaction(True)
 
+    def _before_write(self, connection: sa.Connection) -> None:
+        """For what a subclass adds to each write."""
+
     @contextmanager
     def _transaction(self, writes: bool) -> Iterator[sa.Connection]:
         try:
@@ -104,6 +107,8 @@ class Database:
                     if writes and connection.dialect.name == "postgresql":
                         connection.execute(sa.select(sa.func.set_config("lock_timeout", "%ds" % BUSY_SECONDS, True)))
                         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_WRITER)))
+                    if writes:
+                        self._before_write(connection)
                     yield connection
                     if self.check_mode:
                         transaction.rollback()

@@ -9,8 +9,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Optional
@@ -69,14 +68,10 @@ class Opening:
 
 
 class Incidents(Settings):
-    @contextmanager
-    def write(self) -> Iterator[sa.Connection]:
+    def _before_write(self, connection: sa.Connection) -> None:
         """In check mode the predicted incident exists, for as long as the transaction that is rolled back."""
-        with super().write() as connection:
-            if self.check_mode:
-                want = Want(Place("-", "-"), self.now())
-                self._insert(connection, want, Limits(), incident_id=PREDICTED)
-            yield connection
+        if self.check_mode:
+            self._insert(connection, Want(Place("-", "-"), self.now()), Limits(), incident_id=PREDICTED)
 
     # Opening
 
