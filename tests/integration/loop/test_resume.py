@@ -1,0 +1,124 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A controller that dies at any point, and one that was only asleep: the next run ends the incident as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from loop import Controller
+
+pytestmark = pytest.mark.timeout(900)
+MIB = 1 << 20
+KILLED = -9
+
+# Where the run dies, each time on the way that the deaths before have left it: the first task after a stage, and inside isolate.
+DEATHS = [
+    ("after detect", "Knock"),
+    ("after diagnose", "Begin isolate"),
+    ("in isolate, after the change was written ahead", "End them"),
+    ("in isolate, before the change is kept", "Keep what was read back"),
+    ("after isolate", "Begin taint"),
+    ("after taint", "Begin evict"),
+    ("after evict", "Begin verify"),
+    ("after verify", "End each incident in the state that its stages amount to"),
+]
+
+
+@pytest.fixture
+def controller(tmp_path):
+    with Controller(tmp_path / "controller") as made:
+        made.ledger(write=True).set_mode("act", "tests", "the test needs it")
+        yield made
+
+
+def sick(controller, name):
+    """A node with a GPU that needs to be replaced, and its alert."""
+    node = controller.node(name)
+    pid = node.start([3], "train", 40_000 * MIB)
+    node.xid(3, 48)
+    node.row_remap(3, failure=True)
+    return pid, str(controller.alert(name, 3, 48))
+
+
+def alive(pid):
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_dies_at_every_point(controller):
+    """S5, S9: killed after every stage, and between a write and its commit; reconcile ends it once nobody holds the node's lock."""
+    pid, alert = sick(controller, "bare-1")
+    for when, task in DEATHS:
+        controller.before = {task: "kill -KILL 0"}
+        run = controller.remediate(alert_file=alert)
+        assert run.status == KILLED, f"{when}\n{run.output}"
+        assert alive(pid) == (DEATHS.index((when, task)) < 3), when
+
+    controller.before = {}
+    lease(controller, "bare-1", 600)  # not lapsed: for all that reconcile knows, the run is at work
+    left = controller.play("reconcile")
+    assert left.ok, left.output
+    assert controller.incidents()[0]["state"] == "running"
+
+    lease(controller, "bare-1", 0)
+    ended = controller.play("reconcile")
+    assert ended.ok, ended.output
+
+    [incident] = controller.incidents()
+    assert incident["state"] == "contained", incident["reason"]
+    assert {name: stage["outcome"] for name, stage in incident["stages"].items()} == {
+        "diagnose": "ok",
+        "isolate": "ok",
+        "taint": "skipped",
+        "evict": "skipped",
+        "verify": "ok",
+    }
+    [change] = incident["changes"]
+    assert (change["status"], change["after"]["cgroups"]) == ("applied", [])
+    assert [cgroup["holders"] for cgroup in change["before"]["cgroups"]] == [[pid]]
+    assert [one["topic"] for one in incident["notifications"]] == ["contained"]
+    assert [(entry["action"], entry["status"]) for entry in controller.journal("bare-1")] == [
+        ("terminate", "intended"),
+        ("terminate", "applied"),
+        ("kill", "intended"),
+        ("kill", "applied"),
+    ]
+    assert incident["budget"]["within"]
+
+
+def lease(controller, node, seconds):
+    """Whoever holds the node's lock has it for this long from now."""
+    path = Path(controller.host_variables[node]["gpuops_state_dir"]) / "lock.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "until": time.clock_gettime(time.CLOCK_BOOTTIME) + seconds}))
+
+
+def test_sleeper_stops_where_another_took_over(controller, tmp_path):
+    """S5: a run that was stopped before its kill, and finds the incident taken up when it goes on, touches nothing more."""
+    pid, alert = sick(controller, "bare-1")
+    controller.before = {"End them": f"touch {tmp_path}/asleep; until [ -e {tmp_path}/awake ]; do sleep 0.1; done"}
+    with controller.playing("remediate", alert_file=alert) as sleeper:
+        wait_for(tmp_path / "asleep", sleeper)
+        controller.before = {}
+        taken = controller.remediate(alert_file=alert)
+        before = controller.journal("bare-1")
+        (tmp_path / "awake").touch()
+        output = sleeper.communicate(timeout=120)[0]
+
+    assert taken.ok, taken.output
+    assert not alive(pid)
+    [incident] = controller.incidents()
+    assert incident["state"] == "contained"
+    assert "lost the node's lock" in output
+    assert controller.journal("bare-1") == before
+
+
+def wait_for(path: Path, process: subprocess.Popen, seconds: float = 120):
+    until = time.monotonic() + seconds
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < until, "the run ended or took too long before the task"
+        time.sleep(0.1)
