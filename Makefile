@@ -51,7 +51,7 @@ integration: setup ## playbooks and modules on simulated nodes and a real Kubern
 	@pytest tests/integration
 
 bench: setup ## measurements
-	@pytest tests/benchmarks
+	@.ansible/venv/bin/python tests/benchmarks
 
 clean: ## remove what was built here; the cache outside the checkout stays
 	rm -rf .ansible .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/output
