@@ -86,9 +86,12 @@ class Inbox(Changes):
                 message = parse_message(body)
             except BadMessage as error:
                 self._handled(inbox_id, str(error))
+                self._tell(inbox_id, "message_unreadable", str(error))
                 errors.append(error)
                 continue
-            truncated += message.truncated
+            if message.truncated:
+                truncated += message.truncated
+                self._tell(inbox_id, "message_truncated", "Alertmanager left %d alerts out of the message" % message.truncated)
             for judged in judge_all(message, label_map(labels)):
                 try:
                     opening = self._open_judged(judged, inventory, received_at, limits, max_running)
@@ -118,6 +121,10 @@ class Inbox(Changes):
             return None
         place = place_of(inventory, judged.alert.node)
         return self.open_incident(from_alert(place, judged.alert, received_at), limits, max_running=max_running)
+
+    def _tell(self, inbox_id: int, topic: str, reason: str) -> None:
+        """What was not in a message, or could not be read of it, is lost to us but not to people."""
+        self.notify("%s:%d" % (topic, inbox_id), topic, {"inbox_id": inbox_id, "reason": reason})
 
     def _handled(self, inbox_id: int, error: Optional[str]) -> None:
         with self.write() as connection:

@@ -104,3 +104,13 @@ def test_capacity_and_labels(ledger):
     result = read(ledger, body("firing-grouped-two-gpus"), max_running=1, labels={"gpu_index": ["nothing"]})
     assert [one["gpu"] for one in result["incidents"]] == ["-"]
     assert read(ledger, body(), max_running=1)["incidents"][0]["state"] == "fenced_waiting"
+
+
+def test_people_are_told_what_a_message_did_not_say(ledger):
+    """Once a message."""
+    with pytest.raises(BadMessage):
+        read(ledger, b"")
+    read(ledger, body("truncated-max_alerts-1"))
+    told = [(one["topic"], one["payload"]["reason"]) for one in ledger.overview()["unsent"]]
+    assert told[0][0] == "message_unreadable" and "not JSON" in told[0][1]
+    assert told[1] == ("message_truncated", "Alertmanager left 1 alerts out of the message")
