@@ -177,10 +177,13 @@ def test_the_same_evidence_does_not_open_again(ledger):
 def test_evidence_before_the_release_counts_no_more(ledger, clock):
     """S3"""
     first = opened(ledger, wanted(alert(gpu_uuid=GPU)))
-    diagnosed(ledger, first)
+    diagnosed(ledger, first, pci_bus_id="0000:19:00.0")
     contained(ledger, first)
     clock.on(3600)
     ledger.release_incident(first)
+    for address, answer in (("0000:19:00.0", "ignored"), ("0000:20:00.0", "opened")):
+        lost = alert(starts=NOON + timedelta(minutes=30), pci_bus_id=address, fingerprint="aaaa" + address[5:7] + "00")
+        assert how(ledger, wanted(lost, received=clock()))[0] == answer, "a lost GPU is known by its address only"
     other = alert(starts=NOON + timedelta(minutes=30), gpu_uuid=GPU, fingerprint="cccccccc")
     assert how(ledger, wanted(other, received=clock()))[1].startswith("older than the last word on the GPU")
     pci = alert(starts=NOON + timedelta(minutes=30), gpu_uuid=OTHER_GPU, fingerprint="dddddddd")
