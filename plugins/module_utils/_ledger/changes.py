@@ -55,7 +55,8 @@ class Changes(Stages):
                 change_id = connection.execute(new).scalar_one()
             else:
                 change_id = row.id
-                if row.wanted != wanted:
+                # Without owners it is just being undone, so what is missing from now on was not taken away by a human.
+                if row.wanted != wanted or not self._change(connection, change_id).owners:
                     connection.execute(sa.update(CHANGES).where(CHANGES.c.id == change_id).values(wanted=wanted, status="intended"))
             mine = (OWNERS.c.change_id == change_id, OWNERS.c.incident_id == incident_id)
             if not connection.execute(sa.update(OWNERS).where(*mine).values(disowned_at=None)).rowcount:
@@ -86,11 +87,11 @@ class Changes(Stages):
             return self._change(connection, row.id)
 
     def reverted(self, change_id: int) -> Change:
-        """`before` is back in place, read again."""
+        """`before` is back in place, read again. An incident that wanted the change meanwhile keeps it open, and makes it again."""
         with self.write() as connection:
-            self._change(connection, change_id)
-            values = {"status": "reverted", "open_target": None, "reverted_at": self.now()}
-            connection.execute(sa.update(CHANGES).where(CHANGES.c.id == change_id, CHANGES.c.open_target.is_not(None)).values(**values))
+            if not self._change(connection, change_id).owners:
+                values = {"status": "reverted", "open_target": None, "reverted_at": self.now()}
+                connection.execute(sa.update(CHANGES).where(CHANGES.c.id == change_id, CHANGES.c.open_target.is_not(None)).values(**values))
             return self._change(connection, change_id)
 
     def changes(self, incident_id: str) -> list[Change]:

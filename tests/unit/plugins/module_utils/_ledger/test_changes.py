@@ -65,6 +65,18 @@ def test_killed_between_disowning_and_reverting(ledger):
     assert ledger.release_incident(incident_id)[0]
 
 
+def test_wanted_again_while_it_is_being_undone(ledger, two):
+    """S9: the newcomer's change stays on record, to be made again and undone by its own release."""
+    first = ledger.intend(two[0], TARGET, "before us", "ours")
+    ledger.applied(first.id, "ours")
+    assert ledger.disown(two[0], TARGET).owners == []
+    joined = ledger.intend(two[1], TARGET, "ours", "ours")
+    assert (joined.id, joined.before, joined.status) == (first.id, "before us", "intended")
+    kept = ledger.reverted(first.id)
+    assert (kept.status, kept.owners) == ("intended", [two[1]])
+    assert ledger.open_change(TARGET).owners == [two[1]]
+
+
 def test_a_reverted_change_is_history(ledger, two):
     change = ledger.intend(two[0], TARGET, "b", "w")
     ledger.disown(two[0], TARGET)
