@@ -49,7 +49,7 @@ def show(what: str, figures: list[float], unit: str) -> None:
 def loop(runs: int) -> None:
     """From the alert to a contained GPU; each run has a fresh node and a fresh ledger."""
     walls, cpus, spent = [], [], []
-    for _ in range(runs):
+    for _attempt in range(runs):
         with tempfile.TemporaryDirectory(prefix="gpuops-bench-") as folder, Controller(Path(folder)) as controller:
             node = controller.node("bench")
             node.start([3], "train", 40 * GIB)
@@ -84,7 +84,7 @@ def ledger(writes: int) -> None:
 
 def parser(lines: int) -> None:
     began = time.perf_counter()
-    for _ in range(lines):
+    for _attempt in range(lines):
         parse_line(LINE)
     show("one Xid line parsed", [(time.perf_counter() - began) / lines * 1e6], "us")
 

@@ -27,7 +27,14 @@ from typing import Any
 import alerts
 import pynvml
 
-HOLD = "import torch, time; x = torch.empty({gib} << 30, dtype=torch.uint8, device='cuda'); torch.cuda.synchronize(); print('ready', flush=True); time.sleep(900)"
+HOLD = """
+import time
+import torch
+x = torch.empty({gib} << 30, dtype=torch.uint8, device='cuda')
+torch.cuda.synchronize()
+print('ready', flush=True)
+time.sleep(900)
+"""
 CRASH = """
 import cupy
 cupy.RawKernel('extern "C" __global__ void crash() { *(volatile int *) 0xdead0000b001ULL = 1; }', 'crash')((1,), (32,), ())
@@ -58,7 +65,7 @@ def unit(name: str, program: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.wait()
-        for _ in range(50):
+        for _attempt in range(50):
             try:
                 leaf.rmdir()
                 break
@@ -157,7 +164,7 @@ def main() -> None:
         holder = subprocess.Popen([sys.executable, "-c", HOLD.format(gib=1)], stdout=subprocess.PIPE, text=True)
         try:
             holder.stdout.readline()
-            _, incident = bench.remediate(119)
+            incident = bench.remediate(119)[1]
             bench.row(
                 "a holder in no unit of its own (S10): state, holder",
                 f"{incident['state']}, {'alive' if holder.poll() is None else 'dead'}",
