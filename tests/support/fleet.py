@@ -9,15 +9,17 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import gpusim
 from cluster import ACCOUNT, Cluster, audit
 from gpusim.node import Node
 from loop import Controller
 
+Answer = TypeVar("Answer")
 TAINT = "gpu.unhealthy=true:NoSchedule"
 
 
@@ -48,13 +50,12 @@ class Fleet(Controller):
                 child.terminate()
                 child.communicate(timeout=20)
 
-    def message(self, *faults: tuple[str, int | None, int | None]) -> Path:
-        """One Alertmanager message about many faults, each (node, GPU, Xid)."""
-        paths = [self.alert(*fault) for fault in faults]
-        message = json.loads(paths[0].read_text())
-        message["alerts"] = [alert for path in paths for alert in json.loads(path.read_text())["alerts"]]
-        paths[0].write_text(json.dumps(message))
-        return paths[0]
+    def message(self, *alerts: Path) -> Path:
+        """One Alertmanager message with the alerts of several."""
+        messages = [json.loads(path.read_text()) for path in alerts]
+        path = self.directory / f"message-{alerts[0].name}"
+        path.write_text(json.dumps({**messages[0], "alerts": [alert for message in messages for alert in message["alerts"]]}))
+        return path
 
     def writes(self, *resources: str, since: str = "") -> list[audit.Entry]:
         """What the collection's account wrote: all, or to some resources ("nodes", "pods/eviction", "leases")."""
@@ -72,3 +73,9 @@ class Fleet(Controller):
     def ended(self) -> dict[tuple[str, str], str]:
         """The end states by node and GPU; the newest incident of each."""
         return {(one["node"], one["gpu"]): one["state"] for one in self.incidents()}
+
+
+def side_by_side(*calls: Callable[[], Answer]) -> list[Answer]:
+    """What they answer; runs of one controller may go side by side too."""
+    with ThreadPoolExecutor(max_workers=len(calls)) as pool:
+        return [running.result() for running in [pool.submit(call) for call in calls]]

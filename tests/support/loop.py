@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,11 @@ class Run:
     def ok(self) -> bool:
         return self.status == 0
 
+    @property
+    def failures(self) -> list[str]:
+        """What tasks said that failed, also where the playbook went on after them."""
+        return re.findall(r"^(?:fatal|failed): \[.*", self.output, re.MULTILINE)
+
     def changed(self, host: str) -> int:
         """How many tasks changed something on `host`, as the recap counts them."""
         found = re.search(rf"^{re.escape(host)}\s+:.*changed=(\d+)", self.output, re.MULTILINE)
@@ -48,6 +54,8 @@ class Controller:
         self.directory = directory
         self.ledger_url = ledger_url or f"sqlite:///{directory}/ledger.db"
         self.nodes: dict[str, Node] = {}
+        self.programs = Path(sys.executable).parent
+        self.more_environment: dict[str, str] = {}  # what differs from the tests' own
         self.before: dict[str, str] = {}  # shell commands by the name of the task before which they run
         self.host_variables: dict[str, dict[str, Any]] = {}
         self.variables: dict[str, Any] = {"gpuops_ledger_url": self.ledger_url, "gpuops_orchestrator": orchestrator}
@@ -82,8 +90,9 @@ class Controller:
     def inventory(self) -> Path:
         path = self.directory / "inventory.json"
         hosts = {name: {**node.host_variables(), **self.host_variables[name]} for name, node in self.nodes.items()}
-        path.write_text(json.dumps({"all": {"hosts": hosts, "vars": self.variables}}))
-        return path
+        whole = path.with_suffix(f".{threading.get_ident()}")  # another run may be reading it
+        whole.write_text(json.dumps({"all": {"hosts": hosts, "vars": self.variables}}))
+        return whole.rename(path)
 
     def alert(
         self,
@@ -116,7 +125,7 @@ class Controller:
     def command(self, playbook: str, *arguments: str, **variables: Any) -> list[str]:
         name = playbook if "/" in playbook else f"gpuops.remediation.{playbook}"
         extra = ["-e", json.dumps({f"gpuops_{key}": value for key, value in variables.items()}, default=str)] if variables else []
-        return [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(self.inventory()), name, *extra, *arguments]
+        return [str(self.programs / "ansible-playbook"), "-i", str(self.inventory()), name, *extra, *arguments]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -132,6 +141,7 @@ class Controller:
             "ANSIBLE_NOCOLOR": "1",
             "TESTS_BEFORE_TASK": json.dumps(self.before),
             "TMPDIR": str(temporary),
+            **self.more_environment,
         }
 
     def play(self, playbook: str, *arguments: str, timeout_seconds: float = 240, **variables: Any) -> Run:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cluster import audit
-from fleet import TAINT
+from fleet import TAINT, side_by_side
 
 XIDS = Path(__file__).resolve().parents[2] / "fixtures" / "xid"
 
@@ -72,8 +72,9 @@ def test_what_the_node_says_decides(fleet):
     for gpu in (1, 2):
         fleet.nodes["two"].xid(gpu, 48)
     fleet.objects.taint("well", "node.example/flaky")
+    faults = [("crash", 0, 13), ("well", 0, 79), ("two", None, None)]
 
-    run = fleet.remediate(alert_file=fleet.message(("crash", 0, 13), ("well", 0, 79), ("two", None, None)))
+    run = fleet.remediate(alert_file=fleet.message(*(fleet.alert(*fault) for fault in faults)))
 
     assert run.ok, run.output
     assert fleet.ended() == {
@@ -96,7 +97,7 @@ def test_the_breaker(fleet):
     for node in nodes:
         node.xid(0, 48)
 
-    run = fleet.remediate(alert_file=fleet.message(*((name, 0, 48) for name in names)))
+    run = fleet.remediate(alert_file=fleet.message(*(fleet.alert(name, 0, 48) for name in names)))
 
     tainted = [name for name in names if TAINT in fleet.objects.taints(name)]
     assert len(tainted) == len(fleet.writes("nodes")) == 3, run.output
@@ -116,29 +117,31 @@ def test_the_breaker(fleet):
 
 
 def test_modes(fleet):
-    """S4: a prediction and observing write nothing at all; fence only taints; act does the rest."""
+    """S4: a prediction and observing write nothing at all; fence only taints."""
     [node] = fleet.gpu_nodes("gpu-1")
     fleet.objects.deployment("infer")
     node.xid(0, 79)
     node.lost(0)
     alert = fleet.alert("gpu-1", 0, 79)
-    ledger = fleet.directory / "ledger.db"
+    ledger, none = fleet.directory / "ledger.db", fleet.directory / "none" / "ledger.db"
+    fleet.set("act")
+    before = ledger.read_bytes()
 
-    predicted = fleet.remediate("--check", "--diff", alert_file=alert)
-    assert predicted.ok, predicted.output
-    assert not ledger.exists()
+    new, predicted = side_by_side(
+        lambda: fleet.remediate("--check", "--diff", alert_file=alert, ledger_url=f"sqlite:///{none}"),
+        lambda: fleet.remediate("--check", "--diff", alert_file=alert),
+    )
+    assert (new.ok, predicted.ok) == (True, True), new.output + predicted.output
+    assert not none.parent.exists()
+    assert (ledger.read_bytes(), fleet.writes()) == (before, [])
+    assert "gpu.unhealthy" in predicted.output and "default/infer-" in predicted.output, "what would be done"
+    assert (new.failures, predicted.failures) == ([], []), "nor would anything fail"
 
+    fleet.set("observe")
     watched = fleet.remediate(alert_file=alert)
     assert watched.ok, watched.output
     assert fleet.incidents()[0]["state"] == "no_action"
     assert fleet.writes() == [], "neither nodes nor Leases"
-
-    fleet.set("act")
-    before = ledger.read_bytes()
-    predicted = fleet.remediate("--check", "--diff", alert_file=alert)
-    assert predicted.ok, predicted.output
-    assert (ledger.read_bytes(), fleet.writes()) == (before, [])
-    assert "gpu.unhealthy" in predicted.output and "infer-" in predicted.output, "what would be done"
 
     fleet.set("fence")
     fenced = fleet.remediate(alert_file=alert)
@@ -147,9 +150,3 @@ def test_modes(fleet):
     assert (incident["state"], incident["stages"]["evict"]["outcome"]) == ("held_for_human", "due"), fenced.output
     assert fleet.objects.taints("gpu-1") == [TAINT]
     assert fleet.writes("pods/eviction") == [] and fleet.objects.pods_on("gpu-1")
-
-    fleet.set("act")
-    acted = fleet.remediate(alert_file=alert)
-    assert acted.ok, acted.output
-    assert [one["state"] for one in fleet.incidents()] == ["no_action", "contained"]
-    assert len(fleet.writes("nodes")) == 1 and fleet.objects.pods_on("gpu-1") == []
