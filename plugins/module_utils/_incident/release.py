@@ -144,6 +144,12 @@ def _answers(case: Case) -> Check:
     return _verdict("nvml_answers", faults, f"{len(gpus)} GPUs answer")
 
 
+def _unread(gpu: Record, *calls: str) -> str:
+    """What NVML answered instead, where one of its calls failed; what a model does not support is no error."""
+    failed = [error for error in gpu.get("errors") or [] if any(call in error["call"] for call in (*calls, "Handle", "read"))]
+    return "; ".join(f"{error['call']}: {error['error']}" for error in failed)
+
+
 def _recovery_action(case: Case) -> Check:
     asked = [
         f"{_name(gpu)} asks for {gpu.get('recovery_action')}" for gpu in _concerned(case, case.now) if gpu.get("recovery_action") != "none"
@@ -154,9 +160,9 @@ def _recovery_action(case: Case) -> Check:
 def _row_remap(case: Case) -> Check:
     faults = []
     for gpu in _concerned(case, case.now):
-        rows = gpu.get("remapped_rows")
-        if rows is None:
-            faults.append(f"{_name(gpu)}: row remapping could not be read")
+        rows, unread = gpu.get("remapped_rows"), _unread(gpu, "RemappedRows")
+        if rows is None or unread:
+            faults.append(f"{_name(gpu)}: row remapping could not be read {unread}".rstrip())
             continue
         faults += [f"{_name(gpu)}: row remap {word}" for word in ("pending", "failure") if rows.get(word)]
     return _verdict("row_remap", faults, "none pending, none failed")
@@ -167,9 +173,9 @@ def _ecc(case: Case) -> Check:
     before = {gpu.get("serial"): gpu.get("ecc") or {} for gpu in case.then.get("gpus") or []}
     faults = []
     for gpu in _concerned(case, case.now):
-        ecc = gpu.get("ecc")
-        if ecc is None:
-            faults.append(f"{_name(gpu)}: ECC counters could not be read")
+        ecc, unread = gpu.get("ecc"), _unread(gpu, "EccMode", "EccErrors")
+        if ecc is None or unread:
+            faults.append(f"{_name(gpu)}: ECC counters could not be read {unread}".rstrip())
             continue
         volatile = ecc.get("uncorrected_volatile") or 0
         grown = (ecc.get("uncorrected_aggregate") or 0) - (before.get(gpu.get("serial"), {}).get("uncorrected_aggregate") or 0)
@@ -178,12 +184,20 @@ def _ecc(case: Case) -> Check:
     return _verdict("ecc", faults, "no new uncorrectable error")
 
 
+def _rebooted(case: Case) -> bool:
+    """Another boot than that of the diagnosis; where the node was silent then, one that began after the incident."""
+    node, before = case.now.get("node") or {}, case.then.get("node") or {}
+    if node.get("boot_id") and before.get("boot_id"):
+        return bool(node["boot_id"] != before["boot_id"])
+    return bool(node.get("boot_id")) and (node.get("boot_time") or "") > case.opened_at
+
+
 def _repair_time(case: Case) -> Optional[str]:
     """When the repair happened: the present boot where it is another one, else the last recorded reset of this GPU; ISO, UTC."""
-    node, before = case.now.get("node") or {}, case.then.get("node") or {}
-    if node.get("boot_id") and node.get("boot_id") != before.get("boot_id"):
-        return node.get("boot_time")
-    times = [time for pci, time in _resets(case.now) if pci == case.pci_bus_id and time >= case.opened_at]
+    if _rebooted(case):
+        return str((case.now.get("node") or {}).get("boot_time"))
+    diagnosed_at = (case.then.get("node") or {}).get("collected_at") or case.opened_at
+    times = [time for pci, time in _resets(case.now) if pci == case.pci_bus_id and time >= max(diagnosed_at, case.opened_at)]
     return max(times) if times else None
 
 
@@ -216,21 +230,25 @@ def _holders(case: Case) -> Check:
         for process in gpu.get("processes") or []
         if counts(process, case.allowed_holders)
     ]
+    # Where nobody could tell, the empty list means nothing.
+    holders += [f"who uses {_name(gpu)} could not be read" for gpu in _concerned(case, case.now) if gpu.get("processes_source") is None]
     return _verdict("holders", holders, "none")
 
 
 def _repaired(case: Case) -> Check:
     if case.repair in ("none", "restart_app"):
         return Check("repaired", True, f"the verdict asks for {case.repair.replace('_', ' ')}, no proof needed")
-    node, before = case.now.get("node") or {}, case.then.get("node") or {}
-    rebooted = bool(node.get("boot_id")) and bool(before.get("boot_id")) and node["boot_id"] != before["boot_id"]
     if case.repair == "replace":
-        old = {gpu.get("pci_bus_id"): gpu.get("serial") for gpu in case.then.get("gpus") or []}
-        now = [gpu for gpu in case.now.get("gpus") or [] if gpu.get("pci_bus_id") == case.pci_bus_id]
-        replaced = bool(now) and old.get(case.pci_bus_id) not in (None, now[0].get("serial"))
+        serials = [
+            next((gpu.get("serial") for gpu in info.get("gpus") or [] if gpu.get("pci_bus_id") == case.pci_bus_id), None)
+            for info in (case.then, case.now)
+        ]
+        if None in serials:
+            return Check("repaired", False, "the serial number of the board in the slot, then or now, is not known")
+        replaced = serials[0] != serials[1]
         return Check("repaired", replaced, "another board is in the slot" if replaced else "the same board is still in the slot")
-    if rebooted:
-        return Check("repaired", True, f"another boot: {node['boot_id']}")
+    if _rebooted(case):
+        return Check("repaired", True, f"another boot: {case.now['node']['boot_id']}")
     if case.repair == "reset_gpu" and _repair_time(case):
         return Check("repaired", True, f"reset recorded at {_repair_time(case)}")
     return Check("repaired", False, f"the verdict asks for {case.repair.replace('_', ' ')}, and no proof of it was found")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.release import Case, NotReleasable, checks, require
@@ -23,8 +24,20 @@ def gpu(**changes):
         "remapped_rows": {"pending": False, "failure": False},
         "ecc": {"uncorrected_volatile": 0, "uncorrected_aggregate": 3},
         "processes": [],
+        "processes_source": "nvml",
+        "errors": [],
         **changes,
     }
+
+
+def refused(*calls):
+    """What gpu_info shows where NVML refuses these calls: their fields are there, and null."""
+    return [{"call": call, "error": "Unknown Error"} for call in calls]
+
+
+UNREAD_ROWS = {"remapped_rows": {"pending": None, "failure": None}, "errors": refused("nvmlDeviceGetRemappedRows")}
+UNREAD_ECC = {"ecc": {"uncorrected_volatile": None, "uncorrected_aggregate": None}, "errors": refused("nvmlDeviceGetTotalEccErrors")}
+UNREAD_HOLDERS = {"processes_source": None, "errors": refused("nvmlDeviceGetComputeRunningProcesses_v3")}
 
 
 def info(*gpus, boot="boot-1", xids=(), missing=(), resets=()):
@@ -84,6 +97,10 @@ def xid(code, time, pci=PCI):
         pytest.param(case(rebooted(ecc={"uncorrected_volatile": 1, "uncorrected_aggregate": 3})), ["ecc"], id="volatile ECC"),
         pytest.param(case(rebooted(ecc={"uncorrected_volatile": 0, "uncorrected_aggregate": 4})), ["ecc"], id="aggregate ECC grew"),
         pytest.param(case(rebooted(ecc=None)), ["ecc"], id="ECC unread"),
+        pytest.param(case(rebooted(**UNREAD_ROWS)), ["row_remap"], id="remap refused by NVML"),
+        pytest.param(case(rebooted(**UNREAD_ECC)), ["ecc"], id="ECC refused by NVML"),
+        pytest.param(case(rebooted(**{**UNREAD_ROWS, **UNREAD_ECC, "errors": []})), [], id="a model without row remapping and ECC"),
+        pytest.param(case(rebooted(**UNREAD_HOLDERS)), ["holders"], id="holders unread"),
         pytest.param(case({**REBOOTED, "xids": [xid(79, "2026-01-01T02:00:00Z")]}), ["kernel_log"], id="fatal Xid after the repair"),
         pytest.param(case({**REBOOTED, "xids": [xid(79, "2026-01-01T00:30:00Z")]}), [], id="fatal Xid before the repair"),
         pytest.param(case({**REBOOTED, "xids": [xid(13, "2026-01-01T02:00:00Z")]}), [], id="application Xid"),
@@ -135,9 +152,29 @@ def test_a_reset_does_not_prove_a_reboot():
     assert failed(case(info(gpu(), resets=[(PCI, 25 * HOURS)]))) == ["repaired"]
 
 
-@pytest.mark.parametrize("serial, refused_by", [("S1", ["repaired"]), ("S2", [])])
+@pytest.mark.parametrize(
+    "repair, boot, resets, refused_by",
+    [
+        pytest.param("reset_gpu", "boot-1", [], ["repaired"], id="not a reset, although its boot is not that of a diagnosis"),
+        pytest.param("reset_gpu", "boot-1", [(PCI, 25 * HOURS)], [], id="reset"),
+        pytest.param("reboot_node", "boot-1", [], ["repaired"], id="up since before the incident"),
+        pytest.param("reboot_node", "boot-2", [], [], id="booted after the incident began"),
+    ],
+)
+def test_a_node_that_was_silent_when_it_was_diagnosed(repair, boot, resets, refused_by):
+    assert failed(dataclasses.replace(case(info(gpu(), boot=boot, resets=resets), repair=repair), then={})) == refused_by
+
+
+def test_a_reset_before_the_last_diagnosis_is_no_proof():
+    diagnosed_later = {**info(gpu()), "node": {"boot_id": "boot-1", "collected_at": "2026-01-01T02:00:00.000000+00:00"}}
+    for hours, refused_by in ((25, ["repaired"]), (27, [])):
+        now = info(gpu(), resets=[(PCI, hours * HOURS)])
+        assert failed(dataclasses.replace(case(now, repair="reset_gpu"), then=diagnosed_later)) == refused_by
+
+
+@pytest.mark.parametrize("serial, refused_by", [("S1", ["repaired"]), ("S2", []), (None, ["repaired"])])
 def test_replace_wants_another_board_in_the_slot(serial, refused_by):
-    now = rebooted(serial=serial, uuid="GPU-1" if serial == "S1" else "GPU-2", ecc={"uncorrected_volatile": 0, "uncorrected_aggregate": 0})
+    now = rebooted(serial=serial, uuid="GPU-2" if serial == "S2" else "GPU-1", ecc={"uncorrected_volatile": 0, "uncorrected_aggregate": 0})
     assert failed(case(now, repair="replace")) == refused_by
 
 
