@@ -140,6 +140,7 @@ def test_ten_nodes_at_once(fleet):
     fleet.gpu_nodes(*names, gpus=1)
     hung, endless, *others = names
     fleet.host_variables[endless]["gpuops_limits"] = {"evict_seconds": 15}
+    fleet.objects.deployment("stalled", node=hung)
     fleet.objects.deployment("endless", node=endless, stops_after="never", finalizers=["example.com/stuck"])
     fleet.set("act", nodes=10)
     for name in names:
@@ -151,9 +152,10 @@ def test_ten_nodes_at_once(fleet):
     assert run.ok, run.output
     found = {one["node"]: one for one in fleet.incidents()}
     assert {name: one["state"] for name, one in found.items()} == {
-        **dict.fromkeys(others, "contained"), hung: "contained", endless: "quarantined_overdue",
+        **dict.fromkeys(others, "contained"), hung: "held_for_human", endless: "quarantined_overdue",
     }, run.output  # fmt: skip
     assert "endless-" in found[endless]["reason"] and "finalizers example.com/stuck" in found[endless]["reason"]
+    assert "default/stalled-" in found[hung]["reason"] and fleet.objects.pods_on(hung), "a hanging NVML is no proof that the work is dead"
     assert all(fleet.objects.taints(name) == [TAINT] for name in names)
     seconds = {name: {stage: each["seconds"] for stage, each in one["stages"].items()} for name, one in found.items()}
     assert seconds[hung]["diagnose"] >= 20 and seconds[endless]["evict"] >= 15
@@ -181,7 +183,10 @@ def test_silent_nodes(fleet):
 
     assert [fleet.objects.taints(name) for name in ("lost", "sick")] == [[TAINT], [TAINT]]
     assert {entry.name.partition("-")[0] for entry in fleet.writes("pods/eviction")} == {"lost"}, "only Xid 79 is evict_blind"
-    assert set(fleet.ended().values()) == {"quarantined_overdue"}, "nobody could prove that the GPUs are free"
+    assert fleet.ended() == {
+        ("lost", fleet.uuid("lost", 0)): "quarantined_overdue",  # nobody could prove that the GPU is free
+        ("sick", fleet.uuid("sick", 0)): "held_for_human",  # whether to move the work
+    }
 
     since = audit.now()
     both = fleet.remediate(alert_file=fleet.message(fleet.alert("lost", 1, 74), fleet.alert("sick", 1, 74)))
