@@ -16,9 +16,10 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alert
 
 UNKNOWN = "unknown"
 
-# What opens no second time: an ended incident of these states still stands for its fault.
-OPEN_STATES = frozenset({"running", "fenced_waiting", "contained", "quarantined_overdue", "held_for_human"})
+LIVE_STATES = frozenset({"running", "fenced_waiting"})
 ENDED_OPEN_STATES = frozenset({"contained", "quarantined_overdue", "held_for_human"})
+# What opens no second time: an ended incident of these states still stands for its fault.
+OPEN_STATES = LIVE_STATES | ENDED_OPEN_STATES
 CLOSED_STATES = frozenset({"no_action", "fence_lifted", "cancelled_by_human", "released"})
 STATES = OPEN_STATES | CLOSED_STATES
 SETTLED_STATES = frozenset({"released", "cancelled_by_human"})  # evidence from before does not count any more

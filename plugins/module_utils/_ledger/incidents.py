@@ -27,6 +27,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.error
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import (
     CLOSED_STATES,
     ENDED_OPEN_STATES,
+    LIVE_STATES,
     OPEN_STATES,
     SETTLED_STATES,
 )
@@ -38,7 +39,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.recor
     place,
     predicted,
 )
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Place, Want
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Place, Want, place_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.settings import Settings
 
@@ -91,16 +92,23 @@ class Incidents(Settings):
                 self._attach(connection, want.alert, opening.record["id"])
             return opening
 
-    def reopen(self, incident_id: str, limits: Optional[Limits] = None, *, anew: bool = False) -> Opening:
+    def reopen(
+        self, incident_id: str, limits: Optional[Limits] = None, *, anew: bool = False, inventory: Optional[Mapping[str, Any]] = None
+    ) -> Opening:
         """Take up an incident by its id, as reconcile does; release does so too, and must find it as it ended."""
         with self.write() as connection:
             row = self._incident(connection, incident_id)
+            place = place_of(inventory, row.node) if inventory and row.node in inventory and row.kind == "fault" else None
+            if place:
+                self._end_recreated(connection, Want(place, self.now()))
+                row = self._incident(connection, incident_id)
+            if place and not place.managed:
+                return Opening("found", self._record(connection, self._end_opted_out(connection, row) if row.state in LIVE_STATES else row))
             return self._found(connection, row, None, limits or Limits(), anew and row.state in OPEN_STATES)
 
     def _found(self, connection: sa.Connection, row: Any, want: Optional[Want], limits: Limits, anew: bool) -> Opening:
         if want and not want.place.managed and row.state in OPEN_STATES:
-            state = "held_for_human" if self._standing(connection, row.id) else "no_action"
-            row = self._end(connection, row, state, "the node is opted out")
+            row = self._end_opted_out(connection, row)
         elif anew or (want and self._due_again(connection, row)):
             # Diagnosed anew, never replayed: nothing of the earlier round but its changes is believed (S8).
             at = deadline(self.now(), None, limits).at
@@ -119,6 +127,10 @@ class Incidents(Settings):
             if self.check_mode:
                 return Opening("found", predicted(self._record(connection, row)))
         return Opening("found", self._record(connection, row))
+
+    def _end_opted_out(self, connection: sa.Connection, row: Any) -> Any:
+        state = "held_for_human" if self._standing(connection, row.id) else "no_action"
+        return self._end(connection, row, state, "the node is opted out")
 
     def _opened(self, connection: sa.Connection, want: Want, limits: Limits, max_running: int) -> Opening:
         running = connection.execute(sa.select(sa.func.count()).select_from(INCIDENTS).where(INCIDENTS.c.state == "running")).scalar_one()
@@ -337,7 +349,7 @@ class Incidents(Settings):
             row = self._incident(connection, incident_id)
             if row.state in CLOSED_STATES:
                 return False, self._record(connection, row)
-            if self._standing(connection, row.id):
+            if self._standing(connection, row.id) and not self.check_mode:  # there undoing them was only predicted
                 raise ChangesLeft("incident %s still has changes that are not undone" % incident_id)
             row = self._end(connection, row, "released", reason or "released", release=dict(checks or {}))
             return True, self._record(connection, row)

@@ -53,10 +53,14 @@ class Locks(Database):
             return True
 
     def record_lock(self, node: str, holder: Optional[str], token: int, expires: datetime) -> None:
-        """Mirror a lock that lives elsewhere; old news changes nothing."""
+        """Mirror a lock that lives elsewhere; old news changes nothing.
+
+        The ledger's own locks (of a silent node, of a mode that only observes) count on from what was mirrored last, and the place where the
+        lock lives never hears of them: once they are given back or have lapsed, its next token may well be lower than theirs.
+        """
         with self.write() as connection:
-            row = self._lock(connection, node)
-            if row is None or token >= row.token:
+            row, now = self._lock(connection, node), self.now()
+            if row is None or token >= row.token or row.holder is None or row.expires_at <= now:
                 self._put_lock(connection, node, holder, token, expires)
 
     def locks(self) -> list[dict[str, Any]]:

@@ -29,7 +29,8 @@ def open_incidents(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
     elif params["inbox_ids"]:
         result = ledger.open_from_inbox(params["inbox_ids"], **message)
     else:
-        openings = [ledger.reopen(incident_id, limits, anew=params["anew"]) for incident_id in params["incident_ids"] or ()]
+        ids, again = params["incident_ids"] or (), {"anew": params["anew"], "inventory": inventory}
+        openings = [ledger.reopen(incident_id, limits, **again) for incident_id in ids]
         if not openings:
             want = wanted(params, ledger.now())
             openings = [ledger.open_incident(want, limits, max_running=params["max_running"], anew=params["anew"])]

@@ -79,6 +79,8 @@ class Stages(Incidents):
             if stored and stored.state == "finished" and all(getattr(stored, name) == value for name, value in values.items()):
                 return False, self._record(connection, row)
             self._put_stage(connection, row, stage, stored, state="finished", finished_at=self.now(), **values)
+            if outcome == "due":  # it is due again when the mode allows more than the one that forbade it
+                row = self._update(connection, row.id, mode=self._mode(connection))
             if stage == "diagnose" and data.get("verdict"):
                 row = self._refine(connection, row, data["verdict"], data.get("evidence") or {})
             return True, self._record(connection, row)

@@ -77,7 +77,7 @@ else:
         sa.Column("slot", sa.String(40)),
         sa.Column("domain", sa.String(20), nullable=False),
         sa.Column("scope", sa.String(20)),
-        sa.Column("mode", sa.String(10), nullable=False),  # when it was opened or diagnosed anew
+        sa.Column("mode", sa.String(10), nullable=False),  # when it was opened or diagnosed anew, or what forbade a stage since
         sa.Column("alert", sa.JSON),
         sa.Column("verdict", sa.JSON),
         sa.Column("opened_at", UtcTime, nullable=False),

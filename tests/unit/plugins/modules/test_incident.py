@@ -8,7 +8,7 @@ import json
 
 import pytest
 from alerts import RECORDINGS, recorded, rewritten
-from ansible_collections.gpuops.remediation.plugins.modules import incident, incident_info, incident_stage
+from ansible_collections.gpuops.remediation.plugins.modules import incident, incident_change, incident_info, incident_stage
 from run_module import run_module
 
 RECORDING = str(RECORDINGS / "firing-single.json")
@@ -118,6 +118,15 @@ def test_no_ledger_no_change(alert_file):
     failed = run_module(incident.main, ledger_url="sqlite:////proc/nowhere/ledger.db", alert_file=alert_file)
     assert (failed["failed"], failed["error_kind"]) == (True, "ledger_unavailable")
     assert "nothing is changed" in failed["msg"]
+
+
+def test_a_release_in_check_mode_predicts_what_undoing_the_changes_leads_to(run, url):
+    incident_id = run(node="gpu-1", inventory=INVENTORY)["incidents"][0]["id"]
+    change = {"incident_id": incident_id, "target": "node/gpu-1/taint/gpu.unhealthy:NoSchedule", "ledger_url": url}
+    run_module(incident_change.main, state="intended", wanted="tainted", **change)
+    assert run_module(incident_change.main, check_mode=True, state="disowned", **change)["changed"]
+    assert run(check_mode=True, state="released", incident_id=incident_id)["incident"]["state"] == "released"
+    assert run(state="released", incident_id=incident_id)["error_kind"] == "changes_left"
 
 
 def test_a_whole_run_in_check_mode(url, tmp_path):

@@ -232,6 +232,26 @@ def test_opting_out_ends_an_open_incident(ledger):
     assert ledger.incident(plain)["open"] is False
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_an_opted_out_node_is_not_taken_up_again(ledger, anew):
+    """S4: a run that was killed, then somebody who wants the node left alone, then reconcile."""
+    out = {"gpu-1": {"uid": "uid-1", "managed": False}}
+    running, held = opened(ledger), opened(ledger, by_hand("1"))
+    ledger.close_incident(held, "held_for_human")
+    assert ledger.reopen(running, anew=anew, inventory=out).record["state"] == "no_action"
+    assert ledger.reopen(held, anew=anew, inventory=out).record["state"] == "held_for_human"
+    assert ledger.reopen(held, anew=anew, inventory={"gpu-1": {"uid": "uid-1"}}).record["state"] == (
+        "running" if anew else "held_for_human"
+    )
+
+
+def test_a_recreated_node_is_not_taken_up_again(ledger):
+    """S6"""
+    incident_id = opened(ledger)
+    assert ledger.reopen(incident_id, inventory={"gpu-1": {"uid": "uid-1"}, "gpu-2": {"uid": "uid-9"}}).record["state"] == "running"
+    assert ledger.reopen(incident_id, anew=True, inventory={"gpu-1": {"uid": "uid-9"}}).record["state"] == "cancelled_by_human"
+
+
 def test_a_recreated_node(ledger):
     """S6: another UID under the same name."""
     old = opened(ledger)
@@ -392,6 +412,20 @@ def test_what_the_mode_held_is_due_again_when_it_allows_more(ledger):
     assert ledger.open_incident(by_hand()).record["round"] == 1
     ledger.set_mode("act", "jane", "why")
     assert ledger.open_incident(by_hand()).record["round"] == 2
+
+
+def test_what_a_mode_forbade_on_the_way_is_due_again(ledger):
+    """S4: opened in mode act, which somebody took back before the taint, and gave again."""
+    ledger.set_mode("act", "jane", "why")
+    incident_id = opened(ledger)
+    diagnosed(ledger, incident_id)
+    ledger.intend(incident_id, "t", None, 1)
+    ledger.set_mode("observe", "jane", "why")
+    ledger.finish_stage(incident_id, "taint", "failed", error_kind="mode_forbids")
+    assert ledger.close_incident(incident_id)[1]["state"] == "held_for_human"
+    assert ledger.overview()["due_again"] == []
+    ledger.set_mode("act", "jane", "why")
+    assert ledger.overview()["due_again"] == [incident_id]
 
 
 def test_what_was_only_observed_opens_anew_when_the_mode_allows_more(ledger):

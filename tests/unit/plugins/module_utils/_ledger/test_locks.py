@@ -69,3 +69,16 @@ def test_the_mirror_of_other_locks(ledger, clock):
         ledger.take_lock("gpu-1", "run-2")
     ledger.record_lock("gpu-1", None, 7, clock())
     assert ledger.take_lock("gpu-1", "run-2") == 8
+
+
+def test_the_mirror_follows_a_lower_token_once_the_ledgers_own_lock_is_free(ledger, clock):
+    """S5: two runs in mode observe count on in the ledger, and the Lease or file does not hear of them."""
+    ledger.record_lock("gpu-1", "run-1", 7, clock() + timedelta(seconds=30))
+    ledger.record_lock("gpu-1", None, 7, clock())
+    ledger.release_lock("gpu-1", ledger.take_lock("gpu-1", "run-2"))
+    own = ledger.take_lock("gpu-1", "run-3")
+    ledger.record_lock("gpu-1", "run-4", 8, clock() + timedelta(seconds=30))
+    assert [lock["holder"] for lock in ledger.locks()] == ["run-3"], "its lease is live"
+    ledger.release_lock("gpu-1", own)
+    ledger.record_lock("gpu-1", "run-4", 8, clock() + timedelta(seconds=30))
+    ledger.renew_lock("gpu-1", 8)
