@@ -53,6 +53,8 @@ def test_each_step_runs_four_times(run, state, options, status, owners):
 
 def test_what_is_not_there(run):
     for state in ("applied", "disowned", "reverted"):
-        assert run(state) == {"changed": False, "change": {}, "diff": {"before": {}, "after": {}}, "invocation": run(state)["invocation"]}
+        answer = run(state)
+        answer.pop("invocation", None)  # ansible-core 2.21 leaves it out
+        assert answer == {"changed": False, "change": {}, "diff": {"before": {}, "after": {}}}
     assert run("intended", incident_id="x")["error_kind"] == "unknown_incident"
     assert run("intended", check_mode=True, incident_id="predicted", wanted=1)["changed"]
