@@ -139,7 +139,8 @@ def test_ten_nodes_at_once(fleet):
     names = [f"gpu-{number}" for number in range(10)]
     fleet.gpu_nodes(*names, gpus=1)
     hung, endless, *others = names
-    fleet.host_variables[endless]["gpuops_limits"] = {"evict_seconds": 15}
+    fleet.host_variables[endless]["gpuops_limits"] = {"evict_seconds": 15, "verify_seconds": 5}
+    fleet.host_variables[hung]["gpuops_limits"] = {"verify_seconds": 5}
     fleet.objects.deployment("stalled", node=hung)
     fleet.objects.deployment("endless", node=endless, stops_after="never", finalizers=["example.com/stuck"])
     fleet.set("act", nodes=10)
@@ -147,7 +148,9 @@ def test_ten_nodes_at_once(fleet):
         fleet.nodes[name].xid(0, 48)
     fleet.nodes[hung].hang("all", None)
 
-    run = fleet.remediate(alert_file=fleet.message(*(fleet.alert(name, 0, 48) for name in names)), timeout_seconds=290)
+    with fleet.kubelet():
+        wait_until(lambda: fleet.nodes[endless].state()["processes"], "the endless pod's process holds its GPU")
+        run = fleet.remediate(alert_file=fleet.message(*(fleet.alert(name, 0, 48) for name in names)), timeout_seconds=290)
 
     assert run.ok, run.output
     found = {one["node"]: one for one in fleet.incidents()}
@@ -155,6 +158,7 @@ def test_ten_nodes_at_once(fleet):
         **dict.fromkeys(others, "contained"), hung: "held_for_human", endless: "quarantined_overdue",
     }, run.output  # fmt: skip
     assert "endless-" in found[endless]["reason"] and "finalizers example.com/stuck" in found[endless]["reason"]
+    assert found[endless]["stages"]["verify"]["error_kind"] == "still_held", "its process has outlived SIGTERM"
     assert "default/stalled-" in found[hung]["reason"] and fleet.objects.pods_on(hung), "a hanging NVML is no proof that the work is dead"
     assert all(fleet.objects.taints(name) == [TAINT] for name in names)
     seconds = {name: {stage: each["seconds"] for stage, each in one["stages"].items()} for name, one in found.items()}
