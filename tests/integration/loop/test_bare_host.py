@@ -5,11 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import json
+import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
 from loop import Controller
 
+pytestmark = pytest.mark.timeout(900)
 MIB = 1 << 20
 
 
@@ -23,16 +29,46 @@ def alive(pid):
     return Path(f"/proc/{pid}").exists()
 
 
-def test_from_the_alert_to_the_proof(controller):
-    """A row that cannot be remapped: the GPU's holder is ended, the second run finds nothing to do."""
-    node = controller.node("bare-1")
+@contextlib.contextmanager
+def alertmanager():
+    """Keeps what is posted to its API; yields its URL and that."""
+    posted = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            posted.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", posted
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def due_now(controller):
+    """The time after which what could not be sent is tried again has passed."""
+    with contextlib.closing(sqlite3.connect(controller.directory / "ledger.db")) as ledger, ledger:
+        ledger.execute("UPDATE outbox SET due_at = created_at")
+
+
+def test_from_the_alert_to_the_release(controller, tmp_path):
+    """The holder of a GPU is ended, people are told, every check is made before the GPU goes back; each run twice."""
+    node = controller.node("bare-1", gpus=4)
     pid = node.start([3], "train", 40_000 * MIB)
     controller.mode("act")
     node.xid(3, 48)
-    node.row_remap(3, failure=True)
-    alert = controller.alert("bare-1", 3, 48)
+    alert = str(controller.alert("bare-1", 3, 48))
 
-    run = controller.remediate(alert_file=str(alert))
+    run = controller.remediate(alert_file=alert, notify_command=["false"])
 
     assert run.ok, run.output
     [incident] = controller.incidents()
@@ -40,9 +76,46 @@ def test_from_the_alert_to_the_proof(controller):
     assert incident["budget"]["within"] and incident["budget"]["seconds"] == 720
     assert not alive(pid)
     assert {entry["status"] for entry in controller.journal("bare-1")} == {"intended", "applied"}
+    [unsent] = controller.ledger().overview()["unsent"]
+    assert (unsent["topic"], unsent["attempts"]) == ("contained", 1) and "non-zero return code" in unsent["error"]
 
-    again = controller.remediate(alert_file=str(alert))
+    due_now(controller)
+    told = tmp_path / "told"
+    tell = {"notify_command": ["tee", "-a", str(told)]}
+    again = controller.remediate(alert_file=alert, **tell)
 
-    assert again.ok, again.output
+    assert again.ok and again.changed("bare-1") == 0, again.output
     assert [one["id"] for one in controller.incidents()] == [incident["id"]]
     assert len(controller.incidents()[0]["changes"]) == len(incident["changes"])
+    told_of = json.loads(told.read_text())
+    assert (told_of["topic"], told_of["incident_id"], told_of["payload"]["node"]) == ("contained", incident["id"], "bare-1")
+
+    status = controller.play("status")
+    assert f"release -e gpuops_incident_id={incident['id']}" in status.output
+
+    intruder = node.start([3], "intruder", MIB)
+    refused = controller.play("release", incident_id=incident["id"], **tell)
+    assert not refused.ok
+    assert f"intruder (pid {intruder})" in refused.output and "asks for reset gpu, and no proof of it was found" in refused.output
+    assert alive(intruder) and controller.incidents()[0]["state"] == "contained"
+
+    node.exit(intruder)
+    node.reset(3)
+    with alertmanager() as (url, posted):
+        for _ in range(2):
+            released = controller.play("release", incident_id=incident["id"], notify_alertmanager_url=url, **tell)
+            assert released.ok, released.output
+        [story] = controller.incidents()
+        assert story["state"] == "released" and {change["status"] for change in story["changes"]} == {"reverted"}
+        assert {check["name"]: check["ok"] for check in story["release"]["checks"]} == {
+            **dict.fromkeys(["nvml_answers", "recovery_action", "row_remap", "ecc", "kernel_log", "holders", "repaired"], True),
+            "prometheus": None,
+        }
+        due_now(controller)
+        idle = controller.play("reconcile", notify_alertmanager_url=url, **tell)
+
+    assert idle.ok and idle.changed("localhost") == 0, idle.output
+    assert "No open incident" in idle.output
+    [(path, [message])] = posted  # once an incident and state, by each way
+    assert path == "/api/v2/alerts" and message["labels"]["topic"] == "released"
+    assert told.read_text().count('"topic"') == 2
