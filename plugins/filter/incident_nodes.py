@@ -42,6 +42,8 @@ from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._names import LABEL_MANAGED
 
+_NO = ("false", "no", "off", "0", "n", "f")
+
 
 def incident_nodes(hostvars: Mapping[str, Mapping[str, Any]], api_nodes: Optional[Sequence[Mapping[str, Any]]] = None) -> dict[str, Any]:
     api = None if api_nodes is None else {node["metadata"]["name"]: node["metadata"] for node in api_nodes}
@@ -61,7 +63,8 @@ def incident_nodes(hostvars: Mapping[str, Mapping[str, Any]], api_nodes: Optiona
 
 
 def _managed(variables: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    return variables.get("gpuops_managed", True) not in (False, "false", "no") and labels.get(LABEL_MANAGED) != "false"
+    """Whoever opts a node out may write it in any way that Ansible takes for no."""
+    return str(variables.get("gpuops_managed", True)).lower() not in _NO and labels.get(LABEL_MANAGED) != "false"
 
 
 class FilterModule:

@@ -17,6 +17,9 @@ ANNOTATION_EVICT = "gpuops.remediation/evict"  # on a pod; "never" keeps it
 LABEL_MANAGED = "gpuops.remediation/managed"  # on a node; "false" opts it out
 GPU_RESOURCE_PREFIX = "nvidia.com/"  # nvidia.com/gpu, nvidia.com/mig-3g.71gb
 
+# Alertmanager: the alert by which people are told
+ALERT_NAME = "GpuopsIncident"
+
 # Prometheus metrics; labels node, gpu_uuid, pci_bus_id, and xid, gpu_instance_id where they apply
 METRIC_XID_EVENTS = "gpuops_xid_events_total"
 METRIC_RECOVERY_ACTION = "gpuops_gpu_recovery_action"

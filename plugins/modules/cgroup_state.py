@@ -58,10 +58,9 @@ options:
   pids:
     description:
       - The suspects. Only these, and the containers or units they are in, are touched.
-      - One that lives and is not on the GPU is a reason to do nothing.
+      - One that lives and is not on the GPU is a reason to do nothing, and so is an empty list, which names nobody.
     type: list
     elements: dict
-    default: []
     suboptions:
       pid:
         description: The process.
@@ -199,7 +198,6 @@ def main() -> None:
             "pids": {
                 "type": "list",
                 "elements": "dict",
-                "default": [],
                 "options": {"pid": {"type": "int", "required": True}, "start_ticks": {"type": "int", "required": True}},
             },
             "fault_time": {"type": "str"},

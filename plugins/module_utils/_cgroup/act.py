@@ -63,8 +63,11 @@ class Want:
         def seconds(name: str) -> float | None:
             return parse_seconds(params[name]) if params[name] else None
 
+        if params["pids"] == []:
+            raise proof.NotProven("pids names nobody, which is not everybody", suspects=[])
         return cls(
-            **{name: params[name] for name in ("state", "gpu", "pids", "allowed_holders", "protect", "grace_seconds")},
+            **{name: params[name] for name in ("state", "gpu", "allowed_holders", "protect", "grace_seconds")},
+            pids=params["pids"] or (),
             cgroup=posixpath.normpath("/" + params["cgroup"].strip("/")) if params["cgroup"] else None,
             fault_time=seconds("fault_time"),
             stage_started_at=seconds("stage_started_at"),

@@ -22,6 +22,7 @@ from typing import Any, Optional, Union
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import from_iso, iso
+from ansible_collections.gpuops.remediation.plugins.module_utils._names import ALERT_NAME
 
 NODE_WIDE = "-"
 MAX_TEXT = 16384  # characters of one label or annotation
@@ -44,6 +45,7 @@ _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F
 _PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?")
 _NUMBER = re.compile(r"[0-9]{1,4}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
+_YEARS = range(2000, 2200)  # others, such as Go's zero time, do not fit every database
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -140,6 +142,12 @@ def judge_all(message: Message, labels: Optional[LabelMap] = None) -> Iterator[J
             yield Judged(position, fingerprint, raw, reason=str(held))
 
 
+def is_own(raw: Any) -> bool:
+    """Whether it is one of our own notifications, which an Alertmanager may route back to us."""
+    labels = raw.get("labels") if isinstance(raw, dict) else None
+    return isinstance(labels, dict) and labels.get("alertname") == ALERT_NAME
+
+
 def fingerprint_of(raw: Any) -> str:
     """Alertmanager's fingerprint (of the labels only), or our own of the whole alert where that is unusable."""
     given = raw.get("fingerprint") if isinstance(raw, dict) else None
@@ -158,8 +166,8 @@ def judge(raw: Any, fingerprint: str, label_map: Optional[LabelMap] = None) -> A
     if status not in ("firing", "resolved"):
         raise HeldAlert("its status is neither firing nor resolved")
     starts_at = from_iso(raw.get("startsAt"))
-    if starts_at is None:
-        raise HeldAlert("its startsAt is not a time")
+    if starts_at is None or starts_at.year not in _YEARS:
+        raise HeldAlert("its startsAt is not a time that a fault can have")
 
     def find(fact: str, pattern: re.Pattern[str], what: str, *places: Mapping[str, str]) -> Optional[str]:
         for place in places:

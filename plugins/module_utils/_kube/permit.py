@@ -88,12 +88,13 @@ class Permit:
             self.incident.ledger.take_slot(self.incident.id, self.node, self.incident.groups)
 
     def changes(self) -> dict[str, Change]:
-        """What this incident has changed on this node, as far as it stands."""
+        """What this incident has changed on this node's API object, as far as it stands; what was done on the machine itself is no part of that."""
         if not self.incident:
             return {}
         found = [change for change in self.incident.ledger.changes(self.incident.id) if change.status in ("intended", "applied")]
         prefix = self._target("")
-        return {change.target[len(prefix) :]: change for change in found if change.target.startswith(prefix)}
+        parts = {change.target[len(prefix) :]: change for change in found if change.target.startswith(prefix)}
+        return {part: change for part, change in parts.items() if part == "cordon" or part.startswith("taint/")}
 
     def intend(self, part: str, before: Any, wanted: Any) -> Change | None:
         if not self.incident:

@@ -15,6 +15,7 @@ from typing import Any, Optional
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import (
     Judged,
     LabelMap,
+    is_own,
     judge_all,
     label_map,
     parse_message,
@@ -93,11 +94,14 @@ class Inbox(Changes):
                 truncated += message.truncated
                 self._tell(inbox_id, "message_truncated", "Alertmanager left %d alerts out of the message" % message.truncated)
             for judged in judge_all(message, label_map(labels)):
+                about = {"position": judged.position, "fingerprint": judged.fingerprint}
+                if is_own(judged.raw):
+                    ignored.append({**about, "reason": "our own notification"})
+                    continue
                 try:
                     opening = self._open_judged(judged, inventory, received_at, limits, max_running)
                 except UnknownNode:
                     opening = None
-                about = {"position": judged.position, "fingerprint": judged.fingerprint}
                 if opening is None:
                     reason = judged.reason or "its node is not in the inventory"
                     self.hold_alert(judged.fingerprint, reason, judged.position, None if self.check_mode else inbox_id)

@@ -33,6 +33,7 @@ def test_nothing_to_do(node):
         ({"state": "frozen"}, "state is frozen but all of the following are missing: gpu"),
         ({"state": "thawed"}, "state is thawed but all of the following are missing: cgroup"),
         ({"state": "killed", "gpu": "GPU-a", "pids": [{"pid": 1}]}, "start_ticks found in pids"),
+        ({"state": "killed", "gpu": "GPU-a", "pids": []}, "pids names nobody"),  # S10: suspects that are gone widen nothing
         ({"state": "killed", "gpu": "GPU-a", "cgroup": "/", "fault_time": "2026-01-01T00:00:00Z"}, "neither one container's"),
         ({"state": "killed", "gpu": "GPU-a", "fault_time": "soon"}, "not an ISO 8601 time"),
     ],

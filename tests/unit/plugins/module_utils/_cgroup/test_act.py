@@ -333,7 +333,7 @@ def test_wants_come_from_options():
         {
             "state": "killed",
             "gpu": GPU,
-            "pids": [],
+            "pids": None,
             "allowed_holders": [],
             "protect": [],
             "grace_seconds": 30.0,

@@ -88,6 +88,8 @@ def test_a_message_that_cannot_be_read(body, words):
         pytest.param(raw(status="silenced"), "neither firing nor resolved", id="status"),
         pytest.param(raw(startsAt="yesterday"), "startsAt is not a time", id="startsAt"),
         pytest.param(raw(startsAt=None), "startsAt is not a time", id="no startsAt"),
+        pytest.param(raw(startsAt="0001-01-01T00:00:00Z"), "startsAt is not a time", id="Go's zero time"),
+        pytest.param(raw(startsAt="9999-12-31T23:59:59Z"), "startsAt is not a time", id="the end of time"),
         pytest.param(raw({"node": ""}), "no label names a node", id="empty node"),
         pytest.param({**raw(), "labels": None}, "no label names a node", id="no labels"),
         pytest.param({**raw(), "labels": ["node"]}, "labels are not an object", id="labels a list"),

@@ -260,6 +260,17 @@ def test_the_node_is_no_longer_ours(event, error):
     assert all(time <= 10 for time, _name in world.asked)
 
 
+def test_what_was_done_to_processes_is_no_part_of_the_node():
+    """An earlier round ended the GPU's holders: nobody undid anything, and the release of the taint leaves that record to others."""
+    world = World(pod("a", limits={"nvidia.com/gpu": "1"}))
+    for target in ("node/gpu-1/taint/gpu.unhealthy:NoSchedule", "node/gpu-1/gpu/GPU-1/holders"):
+        change = world.ledger.intend("i", target, None, OURS)
+        world.ledger.applied(change.id, OURS)
+    assert names(world.drain(incident="i").run()["evicted"]) == ["a"]
+    NodeWriter(world.api, Permit("gpu-1", Incident("i", world.ledger)), world.clock.deadline()).release()
+    assert [change.status for change in world.ledger.rows] == ["reverted", "applied"]
+
+
 def test_the_api_is_away_for_30_seconds():
     world = World(pod("a"), pod("b"))
     world.evictions["a"] = 10

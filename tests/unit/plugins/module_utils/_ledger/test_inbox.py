@@ -51,6 +51,16 @@ def test_each_alert_is_judged_alone(ledger):
     assert [one["position"] for one in result["ignored"]] == [4]
 
 
+def test_our_own_notifications_are_no_alerts(ledger):
+    """An Alertmanager that routes everything back to us would otherwise open an incident for each incident that it is told of."""
+    message = json.loads(body("firing-grouped-two-gpus"))
+    for alert, labels in zip(message["alerts"], ({"node": "gpu-1", "topic": "contained"}, {"topic": "breaker_tripped"})):
+        alert["labels"] = {"alertname": "GpuopsIncident", **labels}
+    result = read(ledger, json.dumps(message).encode())
+    assert [one["reason"] for one in result["ignored"]] == ["our own notification"] * 2
+    assert (result["incidents"], result["held"], ledger.claim_notifications()) == ([], [], [])
+
+
 def test_truncated_is_said(ledger):
     assert read(ledger, body("truncated-max_alerts-1"))["truncated_alerts"] == 1
 
