@@ -1,0 +1,97 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a run may lose on its way: the mode that it was opened in, the ledger, the node."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from loop import Controller
+
+pytestmark = pytest.mark.timeout(600)
+MIB = 1 << 20
+KILLED = -9
+
+
+@pytest.fixture
+def controller(tmp_path):
+    with Controller(tmp_path / "controller") as made:
+        yield made
+
+
+def sick(controller, name, **variables):
+    """A node with a GPU that needs to be replaced, and its alert."""
+    node = controller.node(name, **variables)
+    pid = node.start([3], "train", 40_000 * MIB)
+    node.xid(3, 48)
+    node.row_remap(3, failure=True)
+    return pid, str(controller.alert(name, 3, 48))
+
+
+def alive(pid):
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_the_mode_of_now_counts(controller):
+    """S4, S5: an incident of mode observe goes on in mode act, under the node's lock; in mode observe its release leaves that lock alone."""
+    pid, alert = sick(controller, "bare-1")
+    lock = Path(controller.host_variables["bare-1"]["gpuops_state_dir"]) / "lock.json"
+    controller.before = {"Begin isolate": "kill -KILL 0"}
+    assert controller.remediate(alert_file=alert).status == KILLED
+    assert alive(pid) and not lock.exists()
+
+    controller.before = {}
+    controller.ledger(write=True).set_mode("act", "tests", "the test needs it")
+    run = controller.remediate(alert_file=alert)
+    assert run.ok, run.output
+    [incident] = controller.incidents()
+    assert incident["state"] == "contained", incident["reason"]
+    assert not alive(pid)
+
+    controller.ledger(write=True).set_mode("observe", "tests", "the test needs it")
+    before = lock.read_text()
+    release = controller.play("release", incident_id=incident["id"])
+    assert not release.ok
+    assert "the same board is still in the slot" in release.output
+    assert lock.read_text() == before
+    assert "say which incident" in controller.play("release", node="bare-1").output, "a release opens nothing"
+    assert len(controller.incidents()) == 1
+
+
+def test_a_ledger_that_cannot_be_written(controller, tmp_path):
+    """S19: the run stops before it touches anything, and says so by its exit status too, although the ledger can still be read."""
+    pid, alert = sick(controller, "bare-1")
+    controller.ledger(write=True).set_mode("act", "tests", "the test needs it")
+    busy = tmp_path / "busy.py"
+    busy.write_text(
+        "import sqlite3, sys, time\n"
+        f"connection = sqlite3.connect({str(controller.directory / 'ledger.db')!r}, isolation_level=None)\n"
+        "connection.execute('BEGIN IMMEDIATE')\n"
+        "time.sleep(40)\n"
+    )
+    controller.before = {"Begin isolate": f"{sys.executable} {busy} >/dev/null 2>&1 & sleep 2"}
+    run = controller.remediate(alert_file=alert)
+    assert run.status != 0, run.output
+    assert "nothing is changed" in run.output
+    assert alive(pid) and controller.journal("bare-1") == []
+    assert [incident["state"] for incident in controller.incidents()] == ["running"], "reconcile takes it up"
+
+
+def test_a_node_that_hangs_on_the_way(controller, tmp_path):
+    """S12, S16: it answered at first, and then no more; its incident ends all the same, and is told."""
+    hangs, python = tmp_path / "hangs", tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ ! -e {hangs} ] || exec sleep 600\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    pid, alert = sick(controller, "bare-1", ansible_python_interpreter=str(python))
+    controller.ledger(write=True).set_mode("act", "tests", "the test needs it")
+    controller.before = {"Read the GPUs, the kernel log and who holds what": f"touch {hangs}"}
+    run = controller.remediate(alert_file=alert, read_seconds=1)
+    assert run.ok, run.output
+    [incident] = controller.incidents()
+    assert (incident["state"], incident["stages"]["isolate"]["error_kind"]) == ("held_for_human", "node_silent"), incident["reason"]
+    assert [entry["source"] for entry in incident["verdict"]["missing"]] == ["gpu_info"]
+    assert [one["topic"] for one in incident["notifications"]] == ["held_for_human"]
+    assert alive(pid)
