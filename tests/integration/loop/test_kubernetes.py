@@ -64,7 +64,7 @@ def test_a_lost_gpu_from_alert_to_release(fleet):
 
 
 def test_what_the_node_says_decides(fleet):
-    """A crash taints nothing (S14); a fence for nothing is lifted; an alert without a GPU is about every sick one."""
+    """A crash taints nothing (S14); a fence for nothing is lifted; an alert without a GPU is about every sick one, also after a kill."""
     crashed, _well, _two = fleet.gpu_nodes("crash", "well", "two", gpus=3)
     fleet.set("act")
     for line in (XIDS / "h200-580.kmsg").read_text().splitlines():
@@ -72,9 +72,12 @@ def test_what_the_node_says_decides(fleet):
     for gpu in (1, 2):
         fleet.nodes["two"].xid(gpu, 48)
     fleet.objects.taint("well", "node.example/flaky")
-    faults = [("crash", 0, 13), ("well", 0, 79), ("two", None, None)]
+    message = fleet.message(fleet.alert("crash", 0, 13), fleet.alert("well", 0, 79), fleet.alert("two", None, None))
 
-    run = fleet.remediate(alert_file=fleet.message(*(fleet.alert(*fault) for fault in faults)))
+    fleet.before["Open an incident for each further sick GPU, or find it"] = "kill -KILL 0"
+    assert fleet.remediate(alert_file=message).status == -9
+    fleet.before.clear()
+    run = fleet.remediate(alert_file=message)
 
     assert run.ok, run.output
     assert fleet.ended() == {
