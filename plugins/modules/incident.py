@@ -39,7 +39,7 @@ options:
       opened: Open an incident for each fault, or find the open one.
       closed: End the incident, in the state that its stages amount to or in O(end_state).
       released: Say that everything was undone and the GPU is back in service. Refused while a change of the incident stands.
-      pruned: Forget what is older than O(older_than_days). Open incidents, unsent notifications and each GPU's last release stay.
+      pruned: Forget what is older than O(older_than_days). Open incidents, unsent notifications and the last word on each GPU (a release, or a human's) stay.
   alert_file:
     description: A file with a message of Alertmanager's webhook (version 4). Its alerts count as received now.
     type: path

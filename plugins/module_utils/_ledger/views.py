@@ -11,6 +11,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Optional
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import SETTLED_STATES
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.records import next_command, stage_record
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.inbox import Inbox
@@ -106,12 +107,12 @@ class Views(Inbox, Locks):
             }
 
     def prune(self, older_than_days: int) -> int:
-        """Forget what is long closed; what is open, unsent, or a GPU's last release (S3 needs it) stays."""
+        """Forget what is long closed; what is open, unsent, or the last word on a GPU (a release or a human's; S3, S6) stays."""
         before = self.now() - timedelta(days=older_than_days)
         with self.write() as connection:
             last = (
                 sa.select(sa.func.max(INCIDENTS.c.closed_at))
-                .where(INCIDENTS.c.state == "released")
+                .where(INCIDENTS.c.state.in_(SETTLED_STATES))
                 .group_by(INCIDENTS.c.node_uid, INCIDENTS.c.gpu)
             )
             old = sa.select(INCIDENTS.c.id).where(INCIDENTS.c.closed_at < before, INCIDENTS.c.closed_at.not_in(last))
