@@ -15,6 +15,7 @@ description:
   - What only looked, was skipped or led to other tasks is not shown; the default callback shows it.
 """
 
+import re
 import time
 from typing import Any, Optional
 
@@ -23,6 +24,10 @@ from ansible.plugins.callback import CallbackBase
 
 # These only lead to other tasks, or keep what another task did.
 _SILENT = ("include_role", "include_tasks", "import_role", "import_tasks", "set_fact", "add_host", "group_by", "meta", "assert")
+
+
+# Some of what is shown was in a kernel log: it is read, and never steers the terminal.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class CallbackModule(CallbackBase):
@@ -47,7 +52,7 @@ class CallbackModule(CallbackBase):
         task, answer = result._task, result._result
         action = task.action.rsplit(".", 1)[-1]
         if action == "debug":
-            self._display.display(str(answer.get("msg", "")))
+            self._display.display(_plain(answer.get("msg", "")))
         elif answer.get("changed") and action not in _SILENT:
             self._line(result._host.name, f"  changed  {self._name(task)}", C.COLOR_CHANGED)
             self._diffs(answer)
@@ -55,6 +60,9 @@ class CallbackModule(CallbackBase):
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         answer = result._result
         self._line(result._host.name, f"  failed   {self._name(result._task)}: {answer.get('msg', 'no message')}", C.COLOR_ERROR)
+
+    def v2_runner_item_on_failed(self, result: Any) -> None:
+        self.v2_runner_on_failed(result)
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         self._line(result._host.name, f"  silent   {result._result.get('msg', 'unreachable')}", C.COLOR_UNREACHABLE)
@@ -78,4 +86,8 @@ class CallbackModule(CallbackBase):
         return str(task.get_name(include_role_fqcn=False)).split(" : ", 1)[-1]
 
     def _line(self, host: str, text: str, color: Optional[str] = None) -> None:
-        self._display.display(f"{time.monotonic() - self._began:6.1f} s  {host:<10} {text}", color=color)
+        self._display.display(_plain(f"{time.monotonic() - self._began:6.1f} s  {host:<10} {text}"), color=color)
+
+
+def _plain(text: Any) -> str:
+    return _CONTROL.sub("\ufffd", str(text))

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import sys
 from pathlib import Path
 
@@ -95,3 +97,16 @@ def test_a_node_that_hangs_on_the_way(controller, tmp_path):
     assert [entry["source"] for entry in incident["verdict"]["missing"]] == ["gpu_info"]
     assert [one["topic"] for one in incident["notifications"]] == ["held_for_human"]
     assert alive(pid)
+
+
+def test_reconcile_forgets_what_is_old(controller):
+    """S19: the ledger's retention needs nobody who thinks of it."""
+    ledger = controller.ledger(write=True)
+    ledger.receive(b"{}", "long ago")
+    ledger.receive(b"{}", "now")
+    with contextlib.closing(sqlite3.connect(controller.directory / "ledger.db", isolation_level=None)) as raw:
+        raw.execute("UPDATE inbox SET handled_at = received_at, received_at = '2020-01-01 00:00:00' WHERE source = 'long ago'")
+        raw.execute("UPDATE inbox SET handled_at = received_at WHERE source = 'now'")
+        run = controller.play("reconcile")
+        assert run.ok, run.output
+        assert raw.execute("SELECT source FROM inbox").fetchall() == [("now",)]

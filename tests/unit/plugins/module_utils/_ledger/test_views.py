@@ -41,8 +41,10 @@ def test_the_story_of_an_incident(ledger, clock):
 
 
 def test_pruning_keeps_what_still_matters(ledger, clock):
-    """S3, S19: retention, but what is open and each GPU's last release stay."""
-    stays = opened(ledger, by_hand("1"))
+    """S3, S6, S19: retention, but what is open stays, and so does each GPU's last release or a human's word on it."""
+    stays, cancelled = opened(ledger, by_hand("1")), opened(ledger, by_hand("2"))
+    ledger.close_incident(cancelled, "cancelled_by_human")
+    clock.on(1)
     ids = []
     for _attempt in range(3):
         incident_id = opened(ledger)
@@ -60,7 +62,7 @@ def test_pruning_keeps_what_still_matters(ledger, clock):
     assert ledger.prune(90) == 0
     clock.on(91 * 86400)
     assert ledger.prune(90) > 0
-    assert {one["id"] for one in ledger.overview(closed=True)["incidents"]} == {stays, ids[-1]}
+    assert {one["id"] for one in ledger.overview(closed=True)["incidents"]} == {stays, cancelled, ids[-1]}
     seen = ledger.overview()
     assert [one["key"] for one in seen["unsent"]] == ["unsent"]
     assert seen["held_alerts"] == []
