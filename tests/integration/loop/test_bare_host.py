@@ -56,7 +56,7 @@ def alertmanager():
 
 def due_now(controller):
     """The time after which what could not be sent is tried again has passed."""
-    with contextlib.closing(sqlite3.connect(controller.directory / "ledger.db")) as ledger, ledger:
+    with contextlib.closing(sqlite3.connect(controller.directory / "ledger.db", isolation_level=None)) as ledger:
         ledger.execute("UPDATE outbox SET due_at = created_at")
 
 
@@ -102,7 +102,7 @@ def test_from_the_alert_to_the_release(controller, tmp_path):
     node.exit(intruder)
     node.reset(3)
     with alertmanager() as (url, posted):
-        for _ in range(2):
+        for _run in range(2):
             released = controller.play("release", incident_id=incident["id"], notify_alertmanager_url=url, **tell)
             assert released.ok, released.output
         [story] = controller.incidents()
