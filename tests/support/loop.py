@@ -25,6 +25,11 @@ from gpusim.node import Node
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+def alive(pid: int) -> bool:
+    """Whether a process is still there."""
+    return Path(f"/proc/{pid}").exists()
+
+
 @dataclass
 class Run:
     """A finished playbook: its exit status and what it printed."""

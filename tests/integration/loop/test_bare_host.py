@@ -10,10 +10,9 @@ import http.server
 import json
 import sqlite3
 import threading
-from pathlib import Path
 
 import pytest
-from loop import Controller
+from loop import Controller, alive
 
 pytestmark = pytest.mark.timeout(900)
 MIB = 1 << 20
@@ -23,10 +22,6 @@ MIB = 1 << 20
 def controller(tmp_path):
     with Controller(tmp_path / "controller") as made:
         yield made
-
-
-def alive(pid):
-    return Path(f"/proc/{pid}").exists()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from loop import Controller
+from loop import Controller, alive
 
 pytestmark = pytest.mark.timeout(600)
 MIB = 1 << 20
@@ -31,10 +31,6 @@ def sick(controller, name, **variables):
     node.xid(3, 48)
     node.row_remap(3, failure=True)
     return pid, str(controller.alert(name, 3, 48))
-
-
-def alive(pid):
-    return Path(f"/proc/{pid}").exists()
 
 
 def test_the_mode_of_now_counts(controller):

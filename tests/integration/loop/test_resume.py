@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from loop import Controller
+from loop import Controller, alive
 
 pytestmark = pytest.mark.timeout(900)
 MIB = 1 << 20
@@ -44,10 +44,6 @@ def sick(controller, name):
     node.xid(3, 48)
     node.row_remap(3, failure=True)
     return pid, str(controller.alert(name, 3, 48))
-
-
-def alive(pid):
-    return Path(f"/proc/{pid}").exists()
 
 
 def test_dies_at_every_point(controller):
