@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""A PostgreSQL server of one's own: Debian's programs, an empty folder, a free port, ended by its pid."""
+"""A PostgreSQL server of one's own: Debian's programs, an empty folder, a free port, ended by its pid; and ledgers of both kinds, as fixtures."""
 
 from __future__ import annotations
 
@@ -16,6 +16,24 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
+from ledgers import fresh_schema
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    with running_postgresql() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: Any, tmp_path: Path) -> str:
+    """An empty ledger's."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/ledger.db"
+    return fresh_schema(request.getfixturevalue("server"))
 
 
 @contextlib.contextmanager

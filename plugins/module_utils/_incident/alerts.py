@@ -82,8 +82,11 @@ class Alert:
 
 @dataclass(frozen=True)
 class Message:
+    """truncated: how many alerts Alertmanager left out. whole: all that the message says."""
+
     alerts: Sequence[Any]
     truncated: int = 0
+    whole: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def parse_message(text: bytes) -> Message:
     if body.get("version") != "4":
         raise BadMessage("the message is not of Alertmanager's webhook version 4")
     truncated = body.get("truncatedAlerts", 0)
-    return Message(body["alerts"], truncated if isinstance(truncated, int) else 0)
+    return Message(body["alerts"], truncated if isinstance(truncated, int) else 0, body)
 
 
 def judge_all(message: Message, labels: Optional[LabelMap] = None) -> Iterator[Judged]:

@@ -55,6 +55,11 @@ else:
         sa.Column("body", sa.LargeBinary, nullable=False),
         sa.Column("handled_at", UtcTime),
         sa.Column("error", sa.Text),
+        # What the event source knows a row by; a message from a file has neither.
+        sa.Column("node", sa.String(253)),
+        sa.Column("digest", sa.String(64)),
+        sa.Column("deliveries", sa.Integer, nullable=False, server_default="1"),
+        sa.Index("inbox_digest", "digest", unique=True),
     )
 
     INCIDENTS = sa.Table(

@@ -4,19 +4,6 @@
 
 from __future__ import annotations
 
-import pytest
-from ledgers import fresh_schema
-from postgresql import running_postgresql
+from postgresql import server, url
 
-
-@pytest.fixture(scope="session")
-def server():
-    with running_postgresql() as url:
-        yield url
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request, tmp_path):
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/ledger.db"
-    return fresh_schema(request.getfixturevalue("server"))
+__all__ = ["server", "url"]

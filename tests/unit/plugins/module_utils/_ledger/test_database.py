@@ -49,21 +49,21 @@ def test_an_older_ledger_is_brought_up_to_date(ledger, url, monkeypatch):
     """Alembic runs from imported modules: there is no folder to list inside a module's zip."""
     ran = []
 
-    class Second:
-        revision, down_revision, branch_labels, depends_on, __doc__ = "0002", "0001", None, None, "next"
-        __name__ = "v0002_next"
+    class Next:
+        revision, down_revision, branch_labels, depends_on, __doc__ = "9998", migrate.HEAD, None, None, "next"
+        __name__ = "v9998_next"
 
         @staticmethod
         def upgrade():
-            ran.append("0002")
+            ran.append("9998")
 
-    monkeypatch.setattr(migrate, "VERSIONS", (*migrate.VERSIONS, Second))
-    monkeypatch.setattr(migrate, "HEAD", "0002")
+    monkeypatch.setattr(migrate, "VERSIONS", (*migrate.VERSIONS, Next))
+    monkeypatch.setattr(migrate, "HEAD", "9998")
     with pytest.raises(LedgerUnavailable, match="older version"):
         Ledger.open(url, check_mode=True)
     Ledger.open(url).close()
     Ledger.open(url).close()
-    assert ran == ["0002"]
+    assert ran == ["9998"]
 
 
 def test_one_writer_at_a_time(ledger, url):

@@ -1,0 +1,99 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+short_description: Alertmanager's webhook with an inbox that survives a crash
+description:
+  - Takes messages of Alertmanager's webhook (version 4), commits them to the ledger's inbox, and only then answers.
+  - "An event names inbox rows and nothing else, C({inbox_ids: [1, 2]}): what an alert says never becomes a variable of a playbook. C({reconcile: too_large}) says
+    that a message could not be taken."
+  - A row that nobody decides is handed on again; so is, after a restart, all that was left. Runs have to be idempotent, and those of this collection are.
+  - It needs aiohttp, prometheus-client and SQLAlchemy beside ansible-rulebook. C(/healthz) and C(/metrics) need no token.
+options:
+  tokens:
+    description: A bearer token, or a list of several while they are changed.
+    type: list
+    elements: str
+    required: true
+  port:
+    description: Where to listen.
+    type: int
+    required: true
+  host:
+    description: The address to listen on.
+    type: str
+    default: 127.0.0.1
+  path:
+    description: Where messages are posted to.
+    type: str
+    default: /alerts
+  certfile:
+    description: A certificate, for TLS.
+    type: str
+  keyfile:
+    description: The key of O(certfile).
+    type: str
+  cafile:
+    description: Clients need a certificate of this authority.
+    type: str
+  ledger_url:
+    description: The ledger, as for the collection's modules.
+    type: str
+    default: sqlite:////var/lib/gpuops/ledger.db
+  alert_labels:
+    description: Names of labels, as for M(gpuops.remediation.incident).
+    type: dict
+    default: {}
+  window_seconds:
+    description: Alerts that arrive this close together leave as one event.
+    type: float
+    default: 0.5
+  batch_size:
+    description: How many inbox rows one event names at most.
+    type: int
+    default: 200
+  retry_seconds:
+    description: After how long a row that was handed on and is not decided is handed on again.
+    type: float
+    default: 120
+  max_body_bytes:
+    description: Longer messages are refused, and a reconcile is asked for.
+    type: int
+    default: 16777216
+"""
+
+EXAMPLES = r"""
+- name: GPU alerts
+  hosts: localhost
+  sources:
+    - gpuops.remediation.alertmanager:
+        port: 5055
+        tokens: ["{{ GPUOPS_TOKEN }}"]
+  rules:
+    - name: Remediate
+      condition: event.inbox_ids is defined
+      action:
+        run_playbook:
+          name: gpuops.remediation.remediate
+          extra_vars:
+            gpuops_inbox_ids: "{{ event.inbox_ids }}"
+"""
+
+import asyncio
+from typing import Any
+
+try:
+    from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger import source
+except ImportError:  # ansible-rulebook knows sources by their files, and collections only through Ansible's loader
+    from ansible.plugins.loader import init_plugin_loader
+
+    init_plugin_loader()
+    from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger import source
+
+
+async def main(queue: asyncio.Queue[Any], args: dict[str, Any]) -> None:
+    """Serve until cancelled."""
+    await source.run(queue, args)

@@ -1,0 +1,57 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""A webhook message, cut into what the inbox keeps: the alerts of one node are one row, so that a busy node holds no other back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Optional
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Judged, LabelMap, judge_all, parse_message
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """body: a whole message of its own. digest: the same for each delivery of the same alerts. node: None where no usable label names one."""
+
+    node: Optional[str]
+    digest: str
+    body: bytes
+
+
+def parcels(body: bytes, labels: Optional[LabelMap] = None) -> list[Parcel]:
+    """The parcels of one message, in the order in which their nodes come up; BadMessage for what is none.
+
+    An alert that cannot be judged is kept too: the run that reads it holds it for people.
+    """
+    message = parse_message(body)
+    by_node: dict[Optional[str], list[Judged]] = {}
+    for judged in judge_all(message, labels):
+        by_node.setdefault(judged.alert.node if judged.alert else None, []).append(judged)
+    if len(by_node) <= 1:
+        return [Parcel(node, _digest(alerts), body) for node, alerts in by_node.items()]
+    found = []
+    for node, alerts in by_node.items():
+        part = {**message.whole, "alerts": [judged.raw for judged in alerts]}
+        if found:
+            part.pop("truncatedAlerts", None)  # people are told once
+        found.append(Parcel(node, _digest(alerts), json.dumps(part).encode()))
+    return found
+
+
+def _digest(alerts: list[Judged]) -> str:
+    return hashlib.sha256("\n".join(sorted(map(_delivery, alerts))).encode()).hexdigest()
+
+
+def _delivery(judged: Judged) -> str:
+    """An episode is (fingerprint, startsAt), a delivery adds the status. What cannot be judged is known by all of it."""
+    if judged.alert:
+        return " ".join((judged.fingerprint, str(iso(judged.alert.starts_at)), judged.alert.status))
+    return hashlib.sha256(json.dumps(judged.raw, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,82 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this plugin util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""The webhook that Alertmanager posts to."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable, Sequence
+
+from aiohttp import web
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.commits import Arrival
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.metrics import Metrics
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settings import Settings
+
+Commit = Callable[[Sequence[Arrival]], Awaitable[list[Kept]]]
+
+
+class Endpoint:
+    """Answers only after the commit. 4xx is for what no retry mends, since Alertmanager then waits for its next group interval; 503 for the rest."""
+
+    def __init__(
+        self, settings: Settings, metrics: Metrics, commit: Commit, received: Callable[[list[Kept]], None], lost: Callable[[str], None]
+    ):
+        self._settings, self._metrics = settings, metrics
+        self._commit, self._received, self._lost = commit, received, lost
+        self._tokens = [b"Bearer " + token.encode() for token in settings.tokens]
+        self.healthy = True  # whether the last commit went through
+
+    def application(self) -> web.Application:
+        application = web.Application(client_max_size=self._settings.max_body_bytes)
+        application.router.add_post(self._settings.path, self._alerts)
+        application.router.add_get("/healthz", self._healthz)
+        application.router.add_get("/metrics", self._show_metrics)
+        return application
+
+    async def _alerts(self, request: web.Request) -> web.Response:
+        if not self._may(request.headers.get("Authorization", "")):
+            return self._refuse(401, "token", "a bearer token is needed")
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            self._lost("too_large")
+            return self._refuse(413, "too_large", "more than %d bytes are not read" % self._settings.max_body_bytes)
+        try:
+            found = await asyncio.to_thread(parcels, body, self._settings.labels)
+        except BadMessage as error:
+            return self._refuse(400, "not_json", str(error))
+        source = "alertmanager at %s" % (request.remote or "unknown")
+        try:
+            kept = await self._commit([(parcel, source) for parcel in found])
+        except Exception:  # whatever keeps it from being stored, Alertmanager is to try again
+            self.healthy = False
+            return self._refuse(503, "ledger_unavailable", "the ledger cannot be used")
+        self.healthy = True
+        self._metrics.messages.inc()
+        self._metrics.duplicates.inc(sum(row.repeat for row in kept))
+        self._metrics.accepted.inc(sum(not row.repeat for row in kept))
+        self._received(kept)
+        return web.json_response({"inbox_ids": [row.inbox_id for row in kept]})
+
+    def _may(self, given: str) -> bool:
+        """Every token is compared, each in constant time."""
+        sent = given.encode(errors="surrogateescape")
+        return sum(hmac.compare_digest(sent, token) for token in self._tokens) > 0
+
+    def _refuse(self, status: int, why: str, text: str) -> web.Response:
+        self._metrics.refused.labels(why).inc()
+        return web.Response(status=status, text=text + "\n", headers={"WWW-Authenticate": "Bearer"} if status == 401 else None)
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n") if self.healthy else web.Response(status=503, text="the ledger cannot be used\n")
+
+    async def _show_metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

@@ -1,0 +1,97 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this plugin util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""The event source's arguments, checked once."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Optional
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import MAX_MESSAGE_BYTES, LabelMap, label_map
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import DEFAULT_URL
+
+
+class BadArguments(RemediationError):
+    kind = "bad_arguments"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """tokens: any of them opens the door, so that a new one can be given out before the old one is taken away."""
+
+    tokens: tuple[str, ...] = field(repr=False)
+    port: int
+    host: str = "127.0.0.1"
+    path: str = "/alerts"
+    certfile: Optional[str] = None
+    keyfile: Optional[str] = None
+    cafile: Optional[str] = None
+    ledger_url: str = field(default=DEFAULT_URL, repr=False)
+    alert_labels: Mapping[str, Any] = field(default_factory=dict)
+    window_seconds: float = 0.5
+    batch_size: int = 200
+    retry_seconds: float = 120.0
+    max_body_bytes: int = MAX_MESSAGE_BYTES
+
+    @classmethod
+    def of(cls, args: Mapping[str, Any]) -> Settings:
+        """From what the rulebook says; keys that begin with eda_ are the engine's own."""
+        given = {name: value for name, value in args.items() if not name.startswith("eda_") and name != "feedback"}
+        known = {one.name for one in fields(cls)}
+        unknown = sorted(set(given) - known)
+        if unknown:
+            raise BadArguments("the source has no argument %s; it has %s" % (", ".join(unknown), ", ".join(sorted(known))))
+        given["tokens"] = _tokens(given.get("tokens"))
+        given["port"] = _number(given, "port", int, 0, 65535)
+        for name, kind, least, most in (
+            ("window_seconds", float, 0.0, 60.0),
+            ("batch_size", int, 1, 10_000),
+            ("retry_seconds", float, 1.0, 3600.0),
+            ("max_body_bytes", int, 1024, MAX_MESSAGE_BYTES),
+        ):
+            if name in given:
+                given[name] = _number(given, name, kind, least, most)
+        if bool(given.get("certfile")) != bool(given.get("keyfile")) or (given.get("cafile") and not given.get("certfile")):
+            raise BadArguments("TLS needs certfile and keyfile; cafile, which asks clients for a certificate, needs both")
+        label_map(given.get("alert_labels"))
+        return cls(**given)
+
+    @property
+    def labels(self) -> LabelMap:
+        return label_map(self.alert_labels)
+
+    @property
+    def tls(self) -> Optional[ssl.SSLContext]:
+        if not self.certfile:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.cafile)
+        context.load_cert_chain(self.certfile, self.keyfile)
+        if self.cafile:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+def _tokens(given: Any) -> tuple[str, ...]:
+    tokens = [given] if isinstance(given, str) else given
+    if not isinstance(tokens, (list, tuple)) or not tokens or not all(isinstance(token, str) and token.strip() for token in tokens):
+        raise BadArguments("tokens is needed: one bearer token, or a list of several while they are changed")
+    return tuple(token.strip() for token in tokens)
+
+
+def _number(given: Mapping[str, Any], name: str, kind: Any, least: float, most: float) -> Any:
+    try:
+        value = kind(given[name])
+    except KeyError:
+        raise BadArguments("%s is needed" % name) from None
+    except (TypeError, ValueError):
+        raise BadArguments("%s is no number" % name) from None
+    if not least <= value <= most:
+        raise BadArguments("%s is %s; it may be %s to %s" % (name, value, least, most))
+    return value

@@ -1,0 +1,119 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this plugin util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""The event source's life: take what was left, listen, hand on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.batches import Batches
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.commits import Commits
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.endpoint import Endpoint
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.metrics import Metrics
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settings import Settings
+
+_LOG = logging.getLogger("gpuops.remediation.alertmanager")
+_LOOK_SECONDS = 1.0  # how often the ledger is asked about rows that wait or were handed over
+
+
+class Source:
+    def __init__(self, settings: Settings, ledger: Ledger, queue: asyncio.Queue[Any]) -> None:
+        self._settings, self._ledger, self._queue = settings, ledger, queue
+        self._metrics = Metrics()
+        self._commits = Commits(ledger.keep)
+        self._batches = Batches(settings.window_seconds, settings.batch_size, settings.retry_seconds)
+        self._endpoint = Endpoint(settings, self._metrics, self._commits.commit, self._received, self._lost)
+        self._lost_messages: list[str] = []
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        await self._settle(await asyncio.to_thread(self._ledger.undecided))
+        runner = web.AppRunner(self._endpoint.application(), access_log=None)  # its lines would quote headers
+        await runner.setup()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._commits.run())
+                site = web.TCPSite(runner, self._settings.host, self._settings.port, ssl_context=self._settings.tls)
+                await site.start()
+                _LOG.info("listening on %s, path %s", runner.addresses, self._settings.path)
+                tasks.create_task(self._hand_on())
+        finally:
+            await runner.cleanup()
+
+    def _received(self, rows: list[Kept]) -> None:
+        self._batches.add(rows, self._now())
+        self._wake.set()
+
+    def _lost(self, why: str) -> None:
+        """A message that cannot be kept may have held news; a reconcile asks for them."""
+        self._lost_messages.append(why)
+        self._wake.set()
+
+    async def _hand_on(self) -> None:
+        while True:
+            lost, self._lost_messages = self._lost_messages, []
+            for why in sorted(set(lost)):
+                await self._queue.put(_event(reconcile=why))
+            try:
+                if not self._batches.idle:
+                    await self._settle(await asyncio.to_thread(self._ledger.undecided))
+                if self._batches.waiting:
+                    batch = self._batches.take(await asyncio.to_thread(self._ledger.busy_nodes), self._now())
+                    if batch:
+                        await self._queue.put(_event(inbox_ids=batch))
+                        self._metrics.handed_over.inc(len(batch))
+                        continue
+            except RemediationError as error:  # it is asked again; what is committed stays
+                self._endpoint.healthy = False
+                _LOG.warning("%s", error)
+            await self._rest()
+
+    async def _settle(self, undecided: list[Kept]) -> None:
+        self._batches.settle({row.inbox_id for row in undecided}, self._now())
+        self._batches.add(undecided, self._now())
+        self._metrics.undecided.set(len(undecided))
+        self._metrics.oldest = undecided[0].received_at.timestamp() if undecided else None
+
+    async def _rest(self) -> None:
+        """Until something arrives, a window ends, or it is time to look again."""
+        self._wake.clear()
+        if self._lost_messages:
+            return
+        seconds = None
+        if not self._batches.idle:
+            left = self._batches.window_ends() - self._now() if self._batches.waiting else _LOOK_SECONDS
+            seconds = left if left > 0 else _LOOK_SECONDS
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), seconds)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _event(**content: Any) -> dict[str, Any]:
+    """References and enumerated values, nothing that an alert said (S1)."""
+    return {**content, "meta": {"uuid": str(uuid.uuid4())}}
+
+
+async def run(queue: asyncio.Queue[Any], args: Mapping[str, Any]) -> None:
+    settings = Settings.of(args)
+    ledger = await asyncio.to_thread(Ledger.open, settings.ledger_url)
+    try:
+        await Source(settings, ledger, queue).run()
+    finally:
+        ledger.close()

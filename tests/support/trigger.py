@@ -1,0 +1,133 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The event source in a process of its own, as ansible-rulebook runs it; what it hands on is read line by line."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import queue
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOKEN = "a token of the tests"
+_ENGINE = """
+import asyncio, importlib.util, json, sys
+
+spec = importlib.util.spec_from_file_location("alertmanager", sys.argv[1])
+source = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(source)
+
+async def run():
+    events = asyncio.Queue(maxsize=1)  # as the engine has it
+    task = asyncio.create_task(source.main(events, json.loads(sys.argv[2])))
+    if "stuck" in sys.argv:
+        return await task
+    while True:
+        reading = asyncio.create_task(events.get())
+        await asyncio.wait([reading, task], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        print(json.dumps(reading.result()), flush=True)
+
+asyncio.run(run())
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Source:
+    def __init__(self, directory: Path, ledger_url: str, *, stuck: bool = False, **args: Any) -> None:
+        self.flags = ["stuck"] if stuck else []  # an engine that takes no event
+        self.args = {"tokens": [TOKEN], "port": free_port(), "ledger_url": ledger_url, **args}
+        self.log = directory / "source.log"
+        self.events: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.process: subprocess.Popen[str] | None = None
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Source]:
+        """Until it listens; it is killed at the end."""
+        plugin = REPOSITORY / "extensions" / "eda" / "plugins" / "event_source" / "alertmanager.py"
+        paths = os.pathsep.join(path for path in sys.path if path)
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _ENGINE, str(plugin), json.dumps(self.args), *self.flags],
+                env={**os.environ, "PYTHONPATH": paths},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        reader = threading.Thread(target=self._read, args=(self.process,))
+        reader.start()
+        try:
+            self._wait()
+            yield self
+        finally:
+            self.kill()
+            reader.join()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            assert self.process is not None
+            assert self.process.poll() is None, self.log.read_text()
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.args["port"]), 1):
+                return
+            time.sleep(0.05)
+        raise AssertionError("the source does not listen")
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.events.put(json.loads(line))
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+        self.process.wait(30)
+
+    def handed_on(self, count: int, seconds: float = 30) -> list[int]:
+        """The inbox ids of the next events, until there are `count`."""
+        found: list[int] = []
+        while len(found) < count:
+            found += self.events.get(timeout=seconds)["inbox_ids"]
+        return found
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, token: str | None = TOKEN, tls: ssl.SSLContext | None = None
+    ) -> tuple[int, bytes]:
+        kind: Any = http.client.HTTPSConnection if tls else http.client.HTTPConnection
+        connection = kind("127.0.0.1", self.args["port"], timeout=30, **({"context": tls} if tls else {}))
+        try:
+            connection.request(method, path, body, {"Authorization": f"Bearer {token}"} if token is not None else {})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def post(self, message: Any, **options: Any) -> tuple[int, bytes]:
+        body = message if isinstance(message, bytes) else json.dumps(message).encode()
+        return self.request("POST", "/alerts", body, **options)
+
+    def metric(self, name: str) -> float:
+        lines = self.request("GET", "/metrics", token=None)[1].decode().splitlines()
+        [value] = [line.rsplit(" ", 1)[1] for line in lines if line.rsplit(" ", 1)[0] == name]
+        return float(value)

@@ -1,0 +1,70 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from alerts import recorded, rewritten
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import judge_all, parse_message
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
+from ledgers import NOON
+
+
+def message(*nodes, starts_at=NOON, **more):
+    one = rewritten(recorded("firing-single"), {}, starts_at=starts_at)
+    alerts = [alert for node in nodes for alert in rewritten(recorded("firing-single"), {"node": node}, starts_at=starts_at)["alerts"]]
+    return {**one, "alerts": alerts, **more}
+
+
+def cut(content):
+    return parcels(json.dumps(content).encode())
+
+
+def test_one_node_is_kept_as_it_came():
+    body = json.dumps(message("gpu-1", "gpu-1"), indent=3).encode()
+    [parcel] = parcels(body)
+    assert (parcel.node, parcel.body) == ("gpu-1", body)
+
+
+def test_several_nodes_are_cut_apart():
+    """Each part is a message of its own, and people hear once of what Alertmanager left out."""
+    found = cut(message("gpu-1", "gpu-2", "gpu-1", truncatedAlerts=3))
+    assert [parcel.node for parcel in found] == ["gpu-1", "gpu-2"]
+    parts = [parse_message(parcel.body) for parcel in found]
+    assert [(len(part.alerts), part.truncated) for part in parts] == [(2, 3), (1, 0)]
+    assert {judged.alert.node for judged in judge_all(parts[0])} == {"gpu-1"}
+
+
+def test_what_no_node_can_be_named_for_is_kept_too():
+    """S2: the run that reads it holds it for people."""
+    content = message("gpu-1", "gpu-2")
+    content["alerts"][0]["labels"]["node"] = "{{ 7 }}"
+    content["alerts"].append("not even an object")
+    assert [parcel.node for parcel in cut(content)] == [None, "gpu-2"]
+
+
+def test_a_delivery_is_known_again():
+    """The same alerts in another order are the same delivery; another time, state or set of alerts is another one."""
+    firing = message("gpu-1", "gpu-1")
+    firing["alerts"][1] = {**firing["alerts"][1], "fingerprint": "0123456789abcdef"}
+    [first] = cut(firing)
+    turned = {**firing, "alerts": firing["alerts"][::-1], "receiver": "the other of a pair"}
+    assert [parcel.digest for parcel in cut(turned)] == [first.digest]
+    resolved = {**firing, "alerts": [{**alert, "status": "resolved"} for alert in firing["alerts"]]}
+    later = message("gpu-1", "gpu-1", starts_at=NOON.replace(hour=13))
+    fewer = {**firing, "alerts": firing["alerts"][:1]}
+    assert len({first.digest, *(cut(other)[0].digest for other in (resolved, later, fewer))}) == 4
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", b"[]", b'{"version": "4"}', b'{"version": "3", "alerts": []}', b"[" * 100_000])
+def test_what_is_no_message(body):
+    with pytest.raises(BadMessage):
+        parcels(body)
+
+
+def test_nothing_in_it():
+    assert cut(message()) == []
