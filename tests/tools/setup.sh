@@ -49,6 +49,7 @@ debian python3-venv 'test ! -x /usr/bin/python3 || /usr/bin/python3 -c "import e
 debian python3-dev 'ls /usr/include/python3*/Python.h'
 if [ "$1" = test ]; then
     debian postgresql 'ls /usr/lib/postgresql/*/bin/initdb'
+    debian openjdk-17-jre-headless 'java -version'
     debian shellcheck 'command -v shellcheck'
 fi
 if [ -n "$missing" ]; then

@@ -19,9 +19,13 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times
 
 @dataclass(frozen=True)
 class Parcel:
-    """body: a whole message of its own. digest: the same for each delivery of the same alerts. node: None where no usable label names one."""
+    """body: a whole message of its own. digest: the same for each delivery of the same alerts. node: None where no usable label names one.
+
+    firing: whether any of its alerts is, or cannot be judged.
+    """
 
     node: Optional[str]
+    firing: bool
     digest: str
     body: bytes
 
@@ -36,14 +40,18 @@ def parcels(body: bytes, labels: Optional[LabelMap] = None) -> list[Parcel]:
     for judged in judge_all(message, labels):
         by_node.setdefault(judged.alert.node if judged.alert else None, []).append(judged)
     if len(by_node) <= 1:
-        return [Parcel(node, _digest(alerts), body) for node, alerts in by_node.items()]
-    found = []
+        return [Parcel(node, _firing(alerts), _digest(alerts), body) for node, alerts in by_node.items()]
+    found: list[Parcel] = []
     for node, alerts in by_node.items():
         part = {**message.whole, "alerts": [judged.raw for judged in alerts]}
         if found:
             part.pop("truncatedAlerts", None)  # people are told once
-        found.append(Parcel(node, _digest(alerts), json.dumps(part).encode()))
+        found.append(Parcel(node, _firing(alerts), _digest(alerts), json.dumps(part).encode()))
     return found
+
+
+def _firing(alerts: list[Judged]) -> bool:
+    return any(judged.alert is None or judged.alert.status == "firing" for judged in alerts)
 
 
 def _digest(alerts: list[Judged]) -> str:

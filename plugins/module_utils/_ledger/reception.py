@@ -25,10 +25,11 @@ except ImportError:  # said by _ledger.database
 
 @dataclass(frozen=True)
 class Kept:
-    """An inbox row. due: the ledger has no decision about it yet. repeat: it was delivered before."""
+    """An inbox row. firing: whether any of its alerts is. due: the ledger has no decision about it yet. repeat: it was delivered before."""
 
     inbox_id: int
     node: Optional[str]
+    firing: bool
     received_at: datetime
     due: bool = True
     repeat: bool = False
@@ -44,14 +45,22 @@ class Reception(Database):
         row = connection.execute(sa.select(INBOX).where(INBOX.c.digest == parcel.digest)).first()
         if row is None:
             values: dict[str, Any] = {"received_at": self.now(), "source": source, "body": parcel.body}
-            new = sa.insert(INBOX).values(node=parcel.node, digest=parcel.digest, deliveries=1, **values).returning(INBOX.c.id)
-            return Kept(int(connection.execute(new).scalar_one()), parcel.node, values["received_at"])
+            new = (
+                sa.insert(INBOX)
+                .values(node=parcel.node, firing=parcel.firing, digest=parcel.digest, deliveries=1, **values)
+                .returning(INBOX.c.id)
+            )
+            return Kept(int(connection.execute(new).scalar_one()), parcel.node, parcel.firing, values["received_at"])
         connection.execute(sa.update(INBOX).where(INBOX.c.id == row.id).values(deliveries=row.deliveries + 1))
-        return Kept(row.id, row.node, row.received_at, due=row.handled_at is None, repeat=True)
+        return Kept(row.id, row.node, row.firing, row.received_at, due=row.handled_at is None, repeat=True)
 
     def undecided(self) -> list[Kept]:
         """What was accepted and has no decision, the oldest first; also what came in a file and was left by a run that died."""
-        due = sa.select(INBOX.c.id, INBOX.c.node, INBOX.c.received_at).where(INBOX.c.handled_at.is_(None)).order_by(INBOX.c.id)
+        due = (
+            sa.select(INBOX.c.id, INBOX.c.node, INBOX.c.firing, INBOX.c.received_at)
+            .where(INBOX.c.handled_at.is_(None))
+            .order_by(INBOX.c.id)
+        )
         with self.read() as connection:
             return [Kept(*row) for row in connection.execute(due)]
 

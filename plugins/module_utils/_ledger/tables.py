@@ -57,6 +57,7 @@ else:
         sa.Column("error", sa.Text),
         # What the event source knows a row by; a message from a file has neither.
         sa.Column("node", sa.String(253)),
+        sa.Column("firing", sa.Boolean, nullable=False, server_default=sa.true()),
         sa.Column("digest", sa.String(64)),
         sa.Column("deliveries", sa.Integer, nullable=False, server_default="1"),
         sa.Index("inbox_digest", "digest", unique=True),

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept
 
 
 @dataclass(frozen=True)
 class _Entry:
-    node: Optional[str]
+    row: Kept
     since: float  # when it began to wait, or was handed over
 
 
@@ -43,7 +42,7 @@ class Batches:
     def add(self, rows: Iterable[Kept], now: float) -> None:
         for row in rows:
             if row.due and row.inbox_id not in self._handed:
-                self._waiting.setdefault(row.inbox_id, _Entry(row.node, now))
+                self._waiting.setdefault(row.inbox_id, _Entry(row, now))
 
     def settle(self, undecided: Collection[int], now: float) -> None:
         """Forget what the ledger has decided, and take back what nobody decides."""
@@ -52,20 +51,21 @@ class Batches:
                 del self._handed[inbox_id]
             elif now - entry.since >= self._retry:
                 del self._handed[inbox_id]
-                self._waiting[inbox_id] = _Entry(entry.node, now - self._window)
+                self._waiting[inbox_id] = _Entry(entry.row, now - self._window)
         for inbox_id in list(self._waiting):
             if inbox_id not in undecided:
                 del self._waiting[inbox_id]
 
-    def take(self, busy_nodes: Collection[str], now: float) -> list[int]:
+    def take(self, busy_nodes: Collection[str], now: float) -> list[Kept]:
         """The next batch, which counts as handed over now; empty while its window is open or every row's node is busy."""
-        busy = {*busy_nodes, *(entry.node for entry in self._handed.values() if entry.node)}
-        ready = [inbox_id for inbox_id, entry in self._waiting.items() if entry.node not in busy]
+        busy = {*busy_nodes, *(entry.row.node for entry in self._handed.values() if entry.row.node)}
+        ready = [entry.row for entry in self._waiting.values() if entry.row.node not in busy]
         if not ready or (len(ready) < self._size and now < self.window_ends()):
             return []
         batch = ready[: self._size]
-        for inbox_id in batch:
-            self._handed[inbox_id] = _Entry(self._waiting.pop(inbox_id).node, now)
+        for row in batch:
+            del self._waiting[row.inbox_id]
+            self._handed[row.inbox_id] = _Entry(row, now)
         return batch
 
     def window_ends(self) -> float:

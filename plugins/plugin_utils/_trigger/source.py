@@ -74,13 +74,19 @@ class Source:
                 if self._batches.waiting:
                     batch = self._batches.take(await asyncio.to_thread(self._ledger.busy_nodes), self._now())
                     if batch:
-                        await self._queue.put(_event(inbox_ids=batch))
-                        self._metrics.handed_over.inc(len(batch))
+                        await self._hand_over(batch)
                         continue
             except RemediationError as error:  # it is asked again; what is committed stays
                 self._endpoint.healthy = False
                 _LOG.warning("%s", error)
             await self._rest()
+
+    async def _hand_over(self, batch: list[Kept]) -> None:
+        for status, firing in (("firing", True), ("resolved", False)):
+            ids = [row.inbox_id for row in batch if row.firing is firing]
+            if ids:
+                await self._queue.put(_event(status=status, inbox_ids=ids))
+                self._metrics.handed_over.inc(len(ids))
 
     async def _settle(self, undecided: list[Kept]) -> None:
         self._batches.settle({row.inbox_id for row in undecided}, self._now())

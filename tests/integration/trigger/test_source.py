@@ -55,7 +55,13 @@ def test_an_event_names_rows_and_nothing_else(source, ledger):
     content["alerts"].append({"status": CANARY, "labels": {"node": CANARY}})
     ids = inbox_ids(source.post(content))
     event = source.events.get(timeout=10)
-    assert (len(ids), event["inbox_ids"], set(event), set(event["meta"])) == (3, ids, {"inbox_ids", "meta"}, {"uuid"})
+    assert (len(ids), event["inbox_ids"], event["status"], set(event), set(event["meta"])) == (
+        3,
+        ids,
+        "firing",
+        {"inbox_ids", "meta", "status"},
+        {"uuid"},
+    )
     assert "lookup" not in json.dumps(event) + source.log.read_text()
     assert [row.node for row in ledger.undecided()] == ["gpu-1", "gpu-2", None]
 

@@ -8,8 +8,8 @@ DOCUMENTATION = r"""
 short_description: Alertmanager's webhook with an inbox that survives a crash
 description:
   - Takes messages of Alertmanager's webhook (version 4), commits them to the ledger's inbox, and only then answers.
-  - "An event names inbox rows and nothing else, C({inbox_ids: [1, 2]}): what an alert says never becomes a variable of a playbook. C({reconcile: too_large}) says
-    that a message could not be taken."
+  - "An event names inbox rows and nothing else, C({status: firing, inbox_ids: [1, 2]}): what an alert says never becomes a variable of a playbook.
+    C(status) is C(resolved) where no alert of the rows fires. C({reconcile: too_large}) says that a message could not be taken."
   - A row that nobody decides is handed on again; so is, after a restart, all that was left. Runs have to be idempotent, and those of this collection are.
   - It needs aiohttp, prometheus-client and SQLAlchemy beside ansible-rulebook. C(/healthz) and C(/metrics) need no token.
 options:

@@ -22,6 +22,7 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("inbox", sa.Column("node", sa.String(253)))
+    op.add_column("inbox", sa.Column("firing", sa.Boolean, nullable=False, server_default=sa.true()))
     op.add_column("inbox", sa.Column("digest", sa.String(64)))
     op.add_column("inbox", sa.Column("deliveries", sa.Integer, nullable=False, server_default="1"))
     op.create_index("inbox_digest", "inbox", ["digest"], unique=True)

@@ -68,3 +68,21 @@ def test_what_is_no_message(body):
 
 def test_nothing_in_it():
     assert cut(message()) == []
+
+
+@pytest.mark.parametrize(
+    ("statuses", "firing"),
+    [
+        (["firing"], {"gpu-1": True}),
+        (["resolved"], {"gpu-1": False}),
+        (["resolved", "firing"], {"gpu-1": True}),
+        (["resolved", "?"], {"gpu-1": False, None: True}),
+    ],
+)
+def test_each_alert_s_own_status_counts(statuses, firing):
+    """Never the message's; what cannot be judged is not taken for good news."""
+    for whole in ("firing", "resolved"):
+        content = message(*["gpu-1"] * len(statuses), status=whole)
+        for alert, status in zip(content["alerts"], statuses):
+            alert["status"] = status
+        assert {parcel.node: parcel.firing for parcel in cut(content)} == firing
