@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""The event source in a process of its own, as ansible-rulebook runs it; what it hands on is read line by line."""
+"""The event source, in a process of its own that shows what it hands on, or in the real ansible-rulebook."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from cluster.objects import wait_until
+from loop import REPOSITORY, Controller
+
 TOKEN = "a token of the tests"
 _ENGINE = """
 import asyncio, importlib.util, json, sys
@@ -51,6 +53,20 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def request(
+    port: int, method: str, path: str, body: bytes | None = None, token: str | None = TOKEN, tls: ssl.SSLContext | None = None
+) -> tuple[int, bytes]:
+    """The status and body of the answer."""
+    kind: Any = http.client.HTTPSConnection if tls else http.client.HTTPConnection
+    connection = kind("127.0.0.1", port, timeout=30, **({"context": tls} if tls else {}))
+    try:
+        connection.request(method, path, body, {"Authorization": f"Bearer {token}"} if token is not None else {})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
 
 
 class Source:
@@ -111,17 +127,8 @@ class Source:
             found += self.events.get(timeout=seconds)["inbox_ids"]
         return found
 
-    def request(
-        self, method: str, path: str, body: bytes | None = None, token: str | None = TOKEN, tls: ssl.SSLContext | None = None
-    ) -> tuple[int, bytes]:
-        kind: Any = http.client.HTTPSConnection if tls else http.client.HTTPConnection
-        connection = kind("127.0.0.1", self.args["port"], timeout=30, **({"context": tls} if tls else {}))
-        try:
-            connection.request(method, path, body, {"Authorization": f"Bearer {token}"} if token is not None else {})
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        finally:
-            connection.close()
+    def request(self, *arguments: Any, **options: Any) -> tuple[int, bytes]:
+        return request(self.args["port"], *arguments, **options)
 
     def post(self, message: Any, **options: Any) -> tuple[int, bytes]:
         body = message if isinstance(message, bytes) else json.dumps(message).encode()
@@ -131,3 +138,57 @@ class Source:
         lines = self.request("GET", "/metrics", token=None)[1].decode().splitlines()
         [value] = [line.rsplit(" ", 1)[1] for line in lines if line.rsplit(" ", 1)[0] == name]
         return float(value)
+
+
+class Rulebook:
+    """The real ansible-rulebook with the collection's rulebook, for the nodes of a controller."""
+
+    def __init__(self, controller: Controller, **variables: Any) -> None:
+        self.controller = controller
+        self.log = controller.directory / "rulebook.log"
+        self.variables = {"gpuops_trigger_port": free_port(), "gpuops_ledger_url": controller.ledger_url, **variables}
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Rulebook]:
+        """Until it listens; it and every run that it has started are killed at the end."""
+        variables = self.controller.directory / "rulebook.json"
+        variables.write_text(json.dumps(self.variables))
+        command = [str(self.controller.programs / "ansible-rulebook"), "-r", "gpuops.remediation.gpu_alerts"]
+        command += ["-i", str(self.controller.inventory()), "--vars", str(variables), "-E", "GPUOPS_TRIGGER_TOKEN", "--print-events"]
+        path = os.pathsep.join([str(self.controller.programs), os.environ["PATH"]])
+        environment = {**self.controller.environment, "GPUOPS_TRIGGER_TOKEN": TOKEN, "PATH": path}
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                command,
+                env=environment,
+                cwd=self.controller.directory,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        try:
+            wait_until(self._answers, "the rulebook's webhook", 120)
+            yield self
+        finally:
+            self.kill()
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log.read_text()
+        with contextlib.suppress(OSError):
+            return request(self.variables["gpuops_trigger_port"], "GET", "/healthz", token=None)[0] == 200
+        return False
+
+    def kill(self) -> None:
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def post(self, message: Path) -> list[int]:
+        """The inbox rows of a message in a file."""
+        status, body = request(self.variables["gpuops_trigger_port"], "POST", "/alerts", message.read_bytes())
+        assert status == 200, body
+        return list(json.loads(body)["inbox_ids"])

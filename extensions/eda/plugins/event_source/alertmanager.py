@@ -83,15 +83,18 @@ EXAMPLES = r"""
 """
 
 import asyncio
+import sys
+from pathlib import Path
 from typing import Any
 
-try:
-    from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger import source
-except ImportError:  # ansible-rulebook knows sources by their files, and collections only through Ansible's loader
-    from ansible.plugins.loader import init_plugin_loader
+# ansible-rulebook runs a source by its file. Ansible's own loader of collections cannot help: its import hooks keep that from working.
+_COLLECTIONS = Path(__file__).parents[6]
+if not any(
+    Path(path).exists() and Path(path).samefile(_COLLECTIONS) for path in getattr(sys.modules.get("ansible_collections"), "__path__", ())
+):
+    sys.path.append(str(_COLLECTIONS.parent))
 
-    init_plugin_loader()
-    from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger import source
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger import source
 
 
 async def main(queue: asyncio.Queue[Any], args: dict[str, Any]) -> None:

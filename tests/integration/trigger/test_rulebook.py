@@ -1,0 +1,70 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""From Alertmanager's webhook to a contained GPU, through the real ansible-rulebook."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from cluster.objects import wait_until
+from loop import Controller, alive
+from trigger import Rulebook
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def controller(tmp_path):
+    with Controller(tmp_path / "controller") as made:
+        made.ledger(write=True).set_mode("act", "tests", "the test needs it")
+        yield made
+
+
+def sick(controller, **labels):
+    """A process on a GPU that needs to be replaced, and its alert."""
+    node = controller.node("bare-1")
+    pid = node.start([3], "train", 40_000 * MIB)
+    node.xid(3, 48)
+    node.row_remap(3, failure=True)
+    return pid, controller.alert("bare-1", 3, 48, **labels)
+
+
+def states(controller):
+    return [one["state"] for one in controller.incidents()]
+
+
+@pytest.mark.timeout(400)
+def test_an_alert_becomes_a_contained_incident(controller, tmp_path):
+    """S1: what the alert says is data all the way. A repeat starts no second run."""
+    canary = tmp_path / "canary"
+    pid, alert = sick(controller, pod="{{ lookup('pipe', 'touch %s') }}" % canary)
+    with Rulebook(controller).running() as rulebook:
+        rows = rulebook.post(alert)
+        wait_until(lambda: states(controller) == ["contained"], "the incident's end", 200)
+        assert (rulebook.post(alert), alive(pid), canary.exists()) == (rows, False, False)
+    assert rulebook.log.read_text().count("PLAY [Contain, each node at its own pace]") == 1
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("alone", [False, True])
+def test_killed_before_and_in_the_run(controller, alone):
+    """What nobody has decided is handed on when the rulebook is back. A run that died with it, or lost its terminal by it, is reconcile's."""
+    pid, alert = sick(controller)
+    rulebook = Rulebook(controller, gpuops_trigger_window_seconds=30)
+    with rulebook.running():
+        rulebook.post(alert)
+    assert states(controller) == []
+    rulebook.variables["gpuops_trigger_window_seconds"] = 0.1
+    with rulebook.running():
+        wait_until(lambda: states(controller) == ["running"], "the incident", 200)
+        if alone:
+            os.kill(rulebook.process.pid, signal.SIGKILL)
+            wait_until(lambda: not controller.ledger().busy_nodes(), "the end of the run that was left", 200)
+    wait_until(lambda: not controller.ledger().busy_nodes(), "the end of the dead run's lock", 60)
+    assert controller.play("reconcile").ok
+    assert (states(controller), alive(pid)) == (["contained"], False)
+    assert [entry["status"] for entry in controller.journal("bare-1") if entry["action"] == "terminate"] == ["intended", "applied"]
