@@ -93,8 +93,8 @@ def absorbed(ledger: Ledger, directory: str) -> dict[str, Any]:
 
 def _files(ledger: Ledger, directory: str) -> list[Path]:
     """None for a run that itself goes by one of them."""
-    folder = Path(directory)
-    return [] if Path(ledger.where).parent == folder else sorted(folder.glob("*.db"))
+    folder = Path(directory).resolve()
+    return [] if Path(ledger.where).resolve().parent == folder else sorted(folder.glob("*.db"))
 
 
 def _absorb(ledger: Ledger, path: Path) -> list[str]:
