@@ -190,6 +190,18 @@ def test_breaking_the_glass(url, glass, tmp_path):
     assert run_module(incident.main, ledger_url=url, incident_ids=[incident_id])["incidents"][0]["found"]
 
 
+def test_a_run_that_is_at_work_keeps_its_ledger(run, glass, tmp_path):
+    """S5: it is taken over once its lock is given back or has lapsed."""
+    own = run_module(incident.main, ledger_url=AWAY, node="gpu-1", inventory=INVENTORY, break_glass=glass)["glass"]["ledger_url"]
+    with contextlib.closing(Ledger.open(own)) as ledger:
+        token = ledger.take_lock("gpu-1", "run-1")
+        answer = run(state="absorbed", ledger_dir=glass["ledger_dir"])
+        ledger.release_lock("gpu-1", token)
+    assert (answer["changed"], answer["absorbed"]) == (False, [])
+    assert answer["left"] == [{"file": str(tmp_path / "glass/gpu-1.db"), "why": "run-1 is at work on node gpu-1"}]
+    assert len(run(state="absorbed", ledger_dir=glass["ledger_dir"])["absorbed"]) == 1
+
+
 def test_the_glass_stays_whole_where_the_ledger_can_be_written(run, glass, url, tmp_path):
     """S19: and the ledger's mode holds. That somebody wanted it is kept."""
     opened = run(node="gpu-1", inventory=INVENTORY, break_glass=glass)
@@ -217,6 +229,7 @@ def test_a_full_disk_breaks_even_if_the_incident_is_known(run, glass, url):
         ({"node": "gpu-1?x", "inventory": {"gpu-1?x": {}}}, "cannot name a file"),
         ({"node": "gpu-1", "gpu": "the third"}, "neither a UUID"),
         ({"node": "gpu-1", "check_mode": True}, "nothing is changed"),
+        ({"node": "gpu-1", "break_glass": {"who": "jane", "why": "why", "ledger_dir": "/proc/nowhere/glass"}}, "cannot be made"),
         ({"alert_file": RECORDING}, "required by 'break_glass': node"),
         ({"node": "gpu-1", "alert_file": RECORDING}, "mutually exclusive"),
     ],

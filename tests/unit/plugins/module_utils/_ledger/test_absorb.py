@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LockHeld, UnknownIncident
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.database import Database
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import FAILURES
 from ledgers import GPU, by_hand, diagnosed, opened
 
 TARGET = f"node/gpu-1/gpu/{GPU}/holders"
@@ -84,6 +86,16 @@ def test_all_that_belongs_to_it_comes_along_once(ledger, away, absorb):
     ledger.take_slot(incident_id, "gpu-1")
     with pytest.raises(Exception, match="breaker has tripped"):
         ledger.take_slot("another", "gpu-2")
+
+
+def test_programs_that_failed_count(ledger, away, absorb, clock):
+    """S14: three of them within a day are a hint at the hardware, whichever ledger heard of them."""
+    incident_id = opened(away)
+    row = {"node": "gpu-1", "gpu_uuid": GPU, "code": 31, "program": "train", "failed_at": clock.now, "incident_id": incident_id}
+    with away.write() as connection:
+        connection.execute(sa.insert(FAILURES).values(**row))
+    absorb()
+    assert [one["executable_or_image"] for one in ledger.start_stage(incident_id, "diagnose")["history"]] == ["train"]
 
 
 def test_whoever_still_writes_there_is_refused(ledger, away, absorb):
