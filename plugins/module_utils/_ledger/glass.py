@@ -57,10 +57,10 @@ def _broken(params: Mapping[str, Any], glass: Mapping[str, Any], error: str) -> 
     ledger.set_mode("act", who, why)
     result = open_incidents(ledger, params)
     for record in result["incidents"]:
-        if record["open"]:
+        if record["open"]:  # one of a node that is opted out has ended already
             ledger.take_slot(record["id"], node, record["groups"])
-        told = {"node": node, "host": record["host"], "who": who, "why": why, "reason": error, "incident_id": record["id"]}
-        ledger.notify("glass:%s" % record["id"], "glass_broken", {**told, "next_command": _RECONCILE}, record["id"])
+            told = {"node": node, "host": record["host"], "who": who, "why": why, "reason": error, "incident_id": record["id"]}
+            ledger.notify("glass:%s" % record["id"], "glass_broken", {**told, "next_command": _RECONCILE}, record["id"])
     return {**result, "glass": {"ledger_url": url, "reason": error}}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 
 import pytest
 from fleet import TAINT
@@ -15,6 +16,7 @@ from loop import Controller, alive
 pytestmark = pytest.mark.timeout(900)
 MIB = 1 << 20
 KILLED = -9
+LEASE_SECONDS = 30
 GLASS = {"break_glass": True, "who": "jane", "why": "the database is down"}
 
 
@@ -99,6 +101,30 @@ def test_breaking_the_glass(controller, tmp_path):
     released = controller.play("release", incident_id=incident["id"])
     assert released.ok, released.output
     assert {one["state"] for one in controller.incidents()} == {"no_action", "released"}
+
+
+def test_dies_behind_the_broken_glass(controller):
+    """S5, S9, S19: between a write and its commit; the ledger takes it over once nobody is at work, and goes on where it stopped."""
+    node = controller.node("bare-1", gpus=4)
+    pid = node.start([3], "train", 40_000 * MIB)
+    node.xid(3, 48)
+    controller.ledger(write=True).set_mode("act", "tests", "the test needs it")
+    with away(controller):
+        controller.before = {"Keep what was read back": "kill -KILL 0"}
+        assert controller.remediate(node="bare-1", gpu=controller.uuid("bare-1", 3), **GLASS).status == KILLED
+        controller.before = {}
+    assert not alive(pid)
+    early = controller.play("reconcile")
+    assert early.ok and "is at work on node bare-1" in early.output and controller.incidents() == [], early.output
+
+    time.sleep(LEASE_SECONDS)
+    run = controller.play("reconcile")
+    assert run.ok, run.output
+    [incident] = controller.incidents()
+    assert (incident["state"], incident["mode"]) == ("contained", "act"), incident["reason"]
+    assert [change["status"] for change in incident["changes"]] == ["applied"]
+    assert [cgroup["holders"] for cgroup in incident["changes"][0]["before"]["cgroups"]] == [[pid]]
+    assert list((controller.directory / "glass").iterdir()) == []
 
 
 def test_on_kubernetes(fleet):

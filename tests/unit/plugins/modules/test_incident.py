@@ -190,6 +190,17 @@ def test_breaking_the_glass(url, glass, tmp_path):
     assert run_module(incident.main, ledger_url=url, incident_ids=[incident_id])["incidents"][0]["found"]
 
 
+def test_an_opted_out_node_stays_so(glass):
+    """S4: the operator's word stands for the mode, not for the node's owner."""
+    inventory = {"gpu-1": {"managed": False}}
+    opened = run_module(incident.main, ledger_url=AWAY, node="gpu-1", inventory=inventory, break_glass=glass)
+    assert [one["state"] for one in opened["incidents"]] == ["no_action"]
+    with contextlib.closing(Ledger.open(opened["glass"]["ledger_url"])) as ledger:
+        assert [one["topic"] for one in ledger.story(opened["incidents"][0]["id"])["notifications"]] == ["no_action"]
+        ledger.configure(None, {"nodes": 1}, False, "test", "test")
+        ledger.take_slot("another", "gpu-2")
+
+
 def test_a_run_that_is_at_work_keeps_its_ledger(run, glass, tmp_path):
     """S5: it is taken over once its lock is given back or has lapsed."""
     own = run_module(incident.main, ledger_url=AWAY, node="gpu-1", inventory=INVENTORY, break_glass=glass)["glass"]["ledger_url"]
