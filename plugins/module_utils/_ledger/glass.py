@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LedgerUnavailable, LockHeld
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import AnothersLedger, LedgerUnavailable, LockHeld
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import utc_now
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import open_ledger
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.database import Database
@@ -42,6 +42,8 @@ def opened(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
         if glass:
             ledger.glass_wanted(params["node"], glass["who"], glass["why"])
         return open_incidents(ledger, params)
+    except AnothersLedger:
+        raise  # it is at work elsewhere, and would never take over what is done here
     except LedgerUnavailable as error:
         if not glass or check_mode:
             raise

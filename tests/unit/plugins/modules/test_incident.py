@@ -11,6 +11,7 @@ import sqlite3
 import pytest
 from alerts import RECORDINGS, recorded, rewritten
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BreakerTripped
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger import database
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from ansible_collections.gpuops.remediation.plugins.modules import incident, incident_change, incident_info, incident_stage
 from run_module import run_module
@@ -230,6 +231,14 @@ def test_a_full_disk_breaks_even_if_the_incident_is_known(run, glass, url):
         ledger.commit()
     assert run(node="gpu-1", inventory=INVENTORY)["incidents"][0]["found"]
     assert "no such table: main.room" in run(node="gpu-1", inventory=INVENTORY, break_glass=glass)["glass"]["reason"]
+
+
+def test_another_controllers_ledger_is_not_away(run, glass, monkeypatch, tmp_path):
+    """S5, S19: there it is at work, and its mode holds; here nobody would ever take the record over."""
+    run(node="gpu-1", inventory=INVENTORY)
+    monkeypatch.setattr(database, "controller", lambda: "another")
+    assert "belongs to controller" in run(node="gpu-1", inventory=INVENTORY, break_glass=glass)["msg"]
+    assert not (tmp_path / "glass").exists()
 
 
 @pytest.mark.parametrize(
