@@ -12,11 +12,11 @@ import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Sequence
 
-from aiohttp import web
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.commits import Arrival
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.libraries import web
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.metrics import Metrics
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settings import Settings
 

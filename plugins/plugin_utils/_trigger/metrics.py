@@ -11,14 +11,15 @@ from __future__ import annotations
 import time
 from typing import Optional
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.libraries import prometheus_client
 
 REFUSALS = ("token", "not_json", "too_large", "ledger_unavailable")
 
 
 class Metrics:
     def __init__(self) -> None:
-        registry = self._registry = CollectorRegistry()
+        registry = self._registry = prometheus_client.CollectorRegistry()
+        Counter, Gauge = prometheus_client.Counter, prometheus_client.Gauge
         self.messages = Counter("gpuops_trigger_messages", "Messages answered with 200", registry=registry)
         self.accepted = Counter("gpuops_trigger_accepted", "Inbox rows committed", registry=registry)
         self.duplicates = Counter("gpuops_trigger_duplicates", "Deliveries of an inbox row that was there already", registry=registry)
@@ -33,4 +34,5 @@ class Metrics:
 
     def text(self) -> bytes:
         """The exposition format, version 0.0.4."""
-        return generate_latest(self._registry)
+        text: bytes = prometheus_client.generate_latest(self._registry)
+        return text

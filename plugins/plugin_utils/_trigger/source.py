@@ -15,13 +15,14 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from aiohttp import web
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import open_ledger
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.batches import Batches
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.commits import Commits
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.endpoint import Endpoint
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.libraries import required, web
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.metrics import Metrics
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settings import Settings
 
@@ -117,8 +118,9 @@ def _event(**content: Any) -> dict[str, Any]:
 
 
 async def run(queue: asyncio.Queue[Any], args: Mapping[str, Any]) -> None:
+    required()
     settings = Settings.of(args)
-    ledger = await asyncio.to_thread(Ledger.open, settings.ledger_url)
+    ledger = await asyncio.to_thread(open_ledger, settings.ledger_url)
     try:
         await Source(settings, ledger, queue).run()
     finally:
