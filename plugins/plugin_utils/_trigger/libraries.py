@@ -13,6 +13,8 @@ from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import MissingLibrary
 
+__all__ = ["LIBRARY_ERROR", "prometheus_client", "required", "web"]
+
 web: Any
 prometheus_client: Any
 
