@@ -158,7 +158,7 @@ def test_ten_nodes_at_once(fleet):
         **dict.fromkeys(others, "contained"), hung: "held_for_human", endless: "quarantined_overdue",
     }, run.output  # fmt: skip
     assert "endless-" in found[endless]["reason"] and "finalizers example.com/stuck" in found[endless]["reason"]
-    assert found[endless]["stages"]["verify"]["error_kind"] == "still_held", "its process has outlived SIGTERM"
+    assert found[endless]["stages"]["verify"]["error_kind"] == "evict_incomplete", "its process has outlived SIGTERM"
     assert "default/stalled-" in found[hung]["reason"] and fleet.objects.pods_on(hung), "a hanging NVML is no proof that the work is dead"
     assert all(fleet.objects.taints(name) == [TAINT] for name in names)
     seconds = {name: {stage: each["seconds"] for stage, each in one["stages"].items()} for name, one in found.items()}
@@ -166,6 +166,45 @@ def test_ten_nodes_at_once(fleet):
     for name in others:
         assert seconds[name]["diagnose"] < 20 and seconds[name]["evict"] < 15
         assert found[name]["budget"]["within"]
+
+
+def test_work_that_stays(fleet):
+    """Contained is what is proven: a pod that comes back at once or after its eviction is named, and who stays is not waited for."""
+    names = ("back", "late", "kept")
+    fleet.gpu_nodes(*names)
+    tolerates = {"tolerations": [{"key": "gpu.unhealthy", "operator": "Exists"}]}
+    fleet.objects.deployment("back", node="back", **tolerates)
+    fleet.objects.deployment("late", 0, node="late", wait=False, **tolerates)
+    fleet.objects.pod("notebook", node="kept")
+    fleet.set("act", nodes=10)
+    for name in names:
+        fleet.nodes[name].xid(0, 48)
+    evicted, there = fleet.directory / "evicted", fleet.directory / "there"
+    fleet.before["Keep who was moved, and who stays"] = f'[ "$HOST" != late ] || {{ touch {evicted}; until [ -e {there} ]; do sleep .2; done; }}'
+
+    def come():
+        wait_until(evicted.exists, "the pods of late are evicted", 120)
+        fleet.objects.api.patch("Deployment", "late", {"spec": {"replicas": 1}})
+        fleet.objects.wait_for_pods("late", 1)
+        there.touch()
+
+    with fleet.kubelet(), beside(come):
+        run = fleet.remediate(alert_file=fleet.message(*(fleet.alert(name, 0, 48) for name in names)))
+
+    assert run.ok, run.output
+    found = {one["node"]: one for one in fleet.incidents()}
+    assert {name: found[name]["state"] for name in names} == {
+        "back": "quarantined_overdue", "late": "quarantined_overdue", "kept": "held_for_human",
+    }, run.output  # fmt: skip
+    stages = {name: found[name]["stages"] for name in names}
+    assert {name: stages[name]["evict"]["outcome"] for name in names} == {"back": "failed", "late": "ok", "kept": "ok"}
+    for name, who in zip(names, ("back-", "late-", "notebook")):
+        assert f"default/{who}" in found[name]["reason"]
+        assert fleet.objects.taints(name) == [TAINT]
+    assert stages["late"]["verify"]["error_kind"] == "evict_incomplete"
+    assert "tolerates the node's taints" in found["late"]["reason"]
+    assert [pod["name"].partition("-")[0] for pod in stages["late"]["verify"]["data"]["left"]] == ["late"]
+    assert all(stages[name][stage]["seconds"] < 40 for name in names for stage in ("evict", "verify"))  # of 240 and 60
 
 
 CLOSED = {
