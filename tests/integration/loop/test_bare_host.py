@@ -64,7 +64,8 @@ def test_from_the_alert_to_the_release(controller, tmp_path):
     alert = str(controller.alert("bare-1", 3, 48))
 
     broken = ["sh", "-c", "cat >/dev/null; exit 1"]  # one that does not read would be a race with who writes to it
-    run = controller.remediate(alert_file=alert, notify_command=broken)
+    with alertmanager() as (url, posted):
+        run = controller.remediate(alert_file=alert, notify_command=broken, notify_alertmanager_url=url)
 
     assert run.ok, run.output
     [incident] = controller.incidents()
@@ -73,13 +74,17 @@ def test_from_the_alert_to_the_release(controller, tmp_path):
     assert not alive(pid)
     assert {entry["status"] for entry in controller.journal("bare-1")} == {"intended", "applied"}
     [unsent] = controller.ledger().overview()["unsent"]
-    assert (unsent["topic"], unsent["attempts"]) == ("contained", 1) and "non-zero return code" in unsent["error"]
+    assert (unsent["topic"], unsent["attempts"], unsent["channels"]) == ("contained", 1, ["command"])
+    assert "command: non-zero return code" in unsent["error"]
+    assert [message["labels"]["topic"] for _path, [message] in posted] == ["contained"], "one that fails holds nobody back"
 
     due_now(controller)
     told = tmp_path / "told"
     tell = {"notify_command": ["tee", "-a", str(told)]}
-    again = controller.remediate(alert_file=alert, **tell)
+    with alertmanager() as (url, posted):
+        again = controller.remediate(alert_file=alert, notify_alertmanager_url=url, **tell)
 
+    assert posted == [], "who was told is not told again"
     assert again.ok and again.changed("bare-1") == 0, again.output
     assert [one["id"] for one in controller.incidents()] == [incident["id"]]
     assert len(controller.incidents()[0]["changes"]) == len(incident["changes"])
