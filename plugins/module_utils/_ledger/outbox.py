@@ -41,9 +41,7 @@ class Outbox(Database):
         connection.execute(sa.insert(OUTBOX).values(**row, created_at=now, due_at=now, attempts=0))
         return True
 
-    def claim_notifications(
-        self, limit: int = 50, incident_id: Optional[str] = None, channels: Sequence[str] = ()
-    ) -> list[dict[str, Any]]:
+    def claim_notifications(self, limit: int = 50, incident_id: Optional[str] = None, channels: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Those that are due, for this caller to send by those of its channels that they name; one that dies leaves them to the next
         after two minutes."""
         with self.write() as connection:

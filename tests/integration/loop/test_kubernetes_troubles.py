@@ -180,7 +180,9 @@ def test_work_that_stays(fleet):
     for name in names:
         fleet.nodes[name].xid(0, 48)
     evicted, there = fleet.directory / "evicted", fleet.directory / "there"
-    fleet.before["Keep who was moved, and who stays"] = f'[ "$HOST" != late ] || {{ touch {evicted}; until [ -e {there} ]; do sleep .2; done; }}'
+    fleet.before["Keep who was moved, and who stays"] = (
+        f'[ "$HOST" != late ] || {{ touch {evicted}; until [ -e {there} ]; do sleep .2; done; }}'
+    )
 
     def come():
         wait_until(evicted.exists, "the pods of late are evicted", 120)
@@ -239,3 +241,31 @@ def test_silent_nodes(fleet):
     assert sorted(one["kind"] for one in new) == ["fault", "fault", "group"]
     assert {one["state"] for one in new} == {"held_for_human"}
     assert {tuple(one["nodes"]) for one in new if one["kind"] == "group"} == {("lost", "sick")}
+
+
+def test_fences_of_silent_nodes(fleet):
+    """S12: what was fenced before anybody knocked stays fenced, and says so; once the nodes answer, a diagnosis confirms or lifts it."""
+    names = ("lost", "well")
+    fleet.gpu_nodes(*names, **CLOSED)
+    fleet.set("act")
+    run = fleet.remediate(alert_file=fleet.message(*(fleet.alert(name, 0, 79) for name in names)))
+
+    assert run.ok, run.output
+    held = {one["node"]: one for one in fleet.incidents() if one["kind"] == "fault"}
+    for name in names:
+        assert (held[name]["state"], fleet.objects.taints(name)) == ("held_for_human", [TAINT])
+        assert f"look at the controller first; node/{name}/taint/gpu.unhealthy:NoSchedule stands" in held[name]["reason"]
+        assert held[name]["next_command"].endswith(f"-e gpuops_incident_id={held[name]['id']} -e gpuops_anew=true")
+    assert fleet.writes("pods/eviction") == []
+
+    for name in names:
+        fleet.host_variables[name] = {}
+    fleet.nodes["lost"].xid(0, 79)
+    fleet.nodes["lost"].lost(0)
+    for run in side_by_side(*(lambda name=name: fleet.remediate(incident_id=held[name]["id"], anew=True) for name in names)):
+        assert run.ok, run.output
+    assert {one["node"]: one["state"] for one in fleet.incidents() if one["kind"] == "fault"} == {
+        "lost": "contained",
+        "well": "fence_lifted",
+    }
+    assert [fleet.objects.taints(name) for name in names] == [[TAINT], []]

@@ -87,7 +87,12 @@ STARTED = {"state": "started", "outcome": None}
         pytest.param(QUARANTINE, stages(evict=KEPT, verify=failed()), STANDS, "held_for_human", "ml/train-0", id="S11 and hold the GPU"),
         pytest.param(QUARANTINE, stages(verify=KEPT), STANDS, "held_for_human", "ml/train-0", id="S11 a pod came since that stays"),
         pytest.param(
-            QUARANTINE, stages(evict=KEPT, verify={"outcome": "ok", "data": {"kept": []}}), STANDS, "contained", "row", id="S11 and left since"
+            QUARANTINE,
+            stages(evict=KEPT, verify={"outcome": "ok", "data": {"kept": []}}),
+            STANDS,
+            "contained",
+            "row",
+            id="S11 and left since",
         ),
         pytest.param(
             QUARANTINE,

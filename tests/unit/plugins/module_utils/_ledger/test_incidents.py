@@ -355,6 +355,18 @@ def test_nothing_closes_while_a_change_stands(ledger):
         ledger.release_incident(incident_id)
 
 
+def test_who_is_held_before_a_verdict_says_which_fence_stands(ledger):
+    """S12: silence lifts nothing, so people are told that it is there and what decides about it."""
+    fenced, plain = opened(ledger), opened(ledger, by_hand("1"))
+    ledger.intend(fenced, "node/gpu-1/taint/x:NoSchedule", None, 1)
+    silent = ["held_for_human", "2 nodes are silent at once"]
+    record = ledger.close_incident(fenced, *silent)[1]
+    assert record["reason"] == "2 nodes are silent at once; node/gpu-1/taint/x:NoSchedule stands until a diagnosis confirms or lifts it"
+    assert not ledger.close_incident(fenced, *silent)[0]
+    assert "gpuops_anew=true" in ledger.story(fenced)["next_command"]
+    assert ledger.close_incident(plain, *silent)[1]["reason"] == "2 nodes are silent at once"
+
+
 def test_release_keeps_what_was_read(ledger):
     """S17"""
     incident_id = opened(ledger)
