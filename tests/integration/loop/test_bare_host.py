@@ -10,6 +10,7 @@ import http.server
 import json
 import sqlite3
 import threading
+from pathlib import Path
 
 import pytest
 from loop import Controller, alive
@@ -120,3 +121,31 @@ def test_from_the_alert_to_the_release(controller, tmp_path):
     [(path, [message])] = posted  # once an incident and state, by each way
     assert path == "/api/v2/alerts" and message["labels"]["topic"] == "released"
     assert told.read_text().count('"topic"') == 2
+
+
+def test_a_lost_gpu_until_the_node_was_rebooted(controller):
+    """S3, S5, S17: another boot is the proof, also for the lock that the one before left; what was logged before it opens nothing again."""
+    node = controller.node("bare-1", gpus=2)
+    pid = node.start([1], "train", MIB)
+    controller.ledger(write=True).set_mode("act", "tests", "the test needs it")
+    node.xid(1, 79)
+    node.lost(1)
+    alert = str(controller.alert("bare-1", 1, 79))
+    run = controller.remediate(alert_file=alert)
+    assert run.ok, run.output
+    [incident] = controller.incidents()
+    assert (incident["state"], incident["verdict"]["repair"]) == ("contained", "reboot_node"), incident["reason"]
+    assert not alive(pid)
+
+    refused = controller.play("release", incident_id=incident["id"])
+    assert not refused.ok and "is lost" in refused.output and "asks for reboot node, and no proof of it was found" in refused.output
+    lock = Path(controller.host_variables["bare-1"]["gpuops_state_dir"]) / "lock.json"
+    held = json.loads(lock.read_text())
+    lock.write_text(json.dumps({**held, "holder": "a run that died with the node", "until": held["until"] + 1e9}))
+    node.reboot()
+    released = controller.play("release", incident_id=incident["id"])
+    assert released.ok, released.output
+    again = controller.remediate(alert_file=alert)
+    assert again.ok, again.output
+    [story] = controller.incidents()
+    assert (story["state"], {change["status"] for change in story["changes"]}) == ("released", {"reverted"})
