@@ -65,6 +65,8 @@ options:
         - With an incident, what the ledger says that it changed on the node (taints, cordon) is undone, to what was there before.
           What another open incident wants as well stays, and so does what somebody else has put in its place.
         - Without one, the O(taints) are removed, whoever put them there.
+      forgotten:
+        - The annotation does not name the incident, which a human has ended. Nothing else is touched.
   taints:
     description: The taints. A taint is known by key and effect.
     type: list
@@ -158,6 +160,7 @@ error_kind:
   type: str
 """
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.argspec import (
     CONNECTION_SPEC,
     LOCK_SPEC,
@@ -170,6 +173,11 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes imp
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._names import TAINT_EFFECT, TAINT_KEY, TAINT_VALUE
+
+
+class Nameless(RemediationError):
+    kind = "bad_arguments"
+
 
 TAINT_SPEC = {
     "key": {"required": True, "no_log": False},
@@ -188,7 +196,7 @@ SPEC = {
         **LOCK_SPEC,
         **LEDGER_SPEC,
         "nodes": {"type": "list", "elements": "dict", "required": True, "options": NODE_SPEC},
-        "state": {"default": "present", "choices": ["present", "absent"]},
+        "state": {"default": "present", "choices": ["present", "absent", "forgotten"]},
         "taints": {
             "type": "list",
             "elements": "dict",
@@ -202,6 +210,8 @@ SPEC = {
 
 
 def run(params, check_mode):
+    if params["state"] == "forgotten" and not all(node["incident_id"] or params["incident_id"] for node in params["nodes"]):
+        raise Nameless("state forgotten needs the incident of each node")
     deadline = Deadline(params["deadline_seconds"])
     api = api_of(params)
     ledger = ledger_of(params, check_mode)
@@ -212,6 +222,8 @@ def run(params, check_mode):
         writer = NodeWriter(api, permit, deadline, node["uid"], check_mode)
         if params["state"] == "present":
             return writer.present(params["taints"])
+        if params["state"] == "forgotten":
+            return writer.forget()
         return writer.release() if own["incident_id"] else writer.absent(params["taints"])
 
     result = summary(side_by_side(params["nodes"], write))

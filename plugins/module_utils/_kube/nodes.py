@@ -131,6 +131,14 @@ class NodeWriter:
             self.permit.reverted(change)
         return outcome
 
+    def forget(self) -> Outcome[Node]:
+        """Take the name of the incident, which a human ended, off the node, and nothing else."""
+        incident = self.permit.incident
+        if incident is None:
+            raise ValueError("only an incident can be forgotten")
+        want = Want(incidents={incident.id: False})
+        return self._settle(lambda: lambda node: want, lambda node: self.permit.check("forget"))
+
     def _settle(
         self,
         prepare: Callable[[], Callable[[Node], Want]],

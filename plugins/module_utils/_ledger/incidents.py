@@ -31,7 +31,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys 
     OPEN_STATES,
     SETTLED_STATES,
 )
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import RELEASE, allows, needed_mode, permitted
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import FORGET, RELEASE, allows, needed_mode, permitted
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.records import (
     PREDICTED,
     incident_record,
@@ -301,9 +301,12 @@ class Incidents(Settings):
         """Raises unless the mode and the incident's state let this be written now (S4, S6)."""
         with self.write() as connection:
             row, mode = self._incident(connection, incident_id), self._mode(connection)
-        if row.state == "cancelled_by_human":
+        forgets = write == FORGET and row.state == "cancelled_by_human"
+        if write == FORGET and row.state in OPEN_STATES:
+            raise ChangesLeft("incident %s is open, so its node goes on naming it" % incident_id)
+        if row.state == "cancelled_by_human" and not forgets:
             raise IncidentCancelled("incident %s was cancelled by a human: %s" % (incident_id, row.reason))
-        if row.state not in OPEN_STATES or (row.state in ENDED_OPEN_STATES and write != RELEASE):
+        if not forgets and (row.state not in OPEN_STATES or (row.state in ENDED_OPEN_STATES and write != RELEASE)):
             raise IncidentEnded("incident %s has ended in %s; only its release still changes anything" % (incident_id, row.state))
         if not allows(mode, write):
             raise ModeForbids("mode %s does not allow this; it needs mode %s" % (mode, needed_mode(write)), mode=mode)

@@ -80,6 +80,13 @@ def test_two_incidents_on_a_node_and_an_admin(fleet):
     assert {state for (name, _gpu), state in fleet.ended().items() if name != "freed"} == {"released"}
     assert fleet.ended()["freed", fleet.uuid("freed", 0)] == "cancelled_by_human"
     assert [entry for entry in fleet.writes("nodes", since=since) if entry.name == "freed"] == []
+    assert fleet.incidents_on("freed") == [ids["freed", fleet.uuid("freed", 0)]]
+
+    for run in [fleet.play("reconcile") for _twice in range(2)]:
+        assert run.ok, run.output
+    [forgotten] = [entry for entry in fleet.writes("nodes", since=since) if entry.name == "freed"]
+    assert (fleet.incidents_on("freed"), fleet.objects.taints("freed")) == ([], [])
+    assert set(forgotten.request["metadata"]) == {"annotations", "resourceVersion", "uid"} and not forgotten.request["spec"]
 
 
 def test_a_cluster_in_trouble(fleet, cluster):

@@ -306,6 +306,22 @@ def test_a_closed_incident_changes_nothing(ledger, state, error, write):
         ledger.authorize(incident_id, write)
 
 
+def test_only_the_name_of_a_cancelled_incident_is_forgotten(ledger):
+    """S6: what a human took over is not touched; that we named the incident there is our own."""
+    ledger.set_mode("fence", "jane", "why")
+    open_one, cancelled, released = opened(ledger), opened(ledger, by_hand("1")), opened(ledger, by_hand("2"))
+    ledger.close_incident(cancelled, "cancelled_by_human")
+    ledger.release_incident(released)
+    ledger.authorize(cancelled, "forget")
+    for incident_id, error in ((open_one, ChangesLeft), (released, IncidentEnded)):
+        with pytest.raises(error):
+            ledger.authorize(incident_id, "forget")
+    assert ledger.overview()["cancelled"] == [cancelled]
+    ledger.set_mode("observe", "jane", "why")
+    with pytest.raises(ModeForbids):
+        ledger.authorize(cancelled, "forget")
+
+
 def test_no_such_incident(ledger):
     with pytest.raises(UnknownIncident):
         ledger.authorize("x", "taint")
