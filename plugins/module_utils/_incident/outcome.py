@@ -64,7 +64,9 @@ def end(
     if action == "hold":
         return End("held_for_human", reasons)
     evict, verify = (stages.get(name, {}) for name in ("evict", "verify"))
-    kept = next((data["kept"] for data in (verify.get("data") or {}, evict.get("data") or {}) if "kept" in data), [])
+    kept: list[Mapping[str, Any]] = next(
+        (data["kept"] for data in (verify.get("data") or {}, evict.get("data") or {}) if "kept" in data), []
+    )
     came_back = verify.get("error_kind") == "evict_incomplete"
     if kept and evict.get("outcome") == "ok" and not came_back:  # verify may well fail for them
         return End("held_for_human", "only a person may end these pods: %s" % ", ".join(_pod(pod) for pod in kept))

@@ -177,7 +177,7 @@ def _ecc(case: Case) -> Check:
     before = {gpu.get("serial"): gpu.get("ecc") or {} for gpu in case.then.get("gpus") or []}
     faults = []
     for gpu in _concerned(case, case.now):
-        ecc, unread = gpu.get("ecc"), _unread(gpu, "EccMode", "EccErrors")
+        ecc, unread = gpu.get("ecc"), _unread(gpu, "EccMode", "EccError")
         if ecc is None or unread:
             faults.append(f"{_name(gpu)}: ECC counters could not be read {unread}".rstrip())
             continue
@@ -185,6 +185,8 @@ def _ecc(case: Case) -> Check:
         grown = (ecc.get("uncorrected_aggregate") or 0) - (before.get(gpu.get("serial"), {}).get("uncorrected_aggregate") or 0)
         if volatile or (gpu.get("serial") in before and grown > 0):
             faults.append(f"{_name(gpu)}: {max(volatile, grown)} new uncorrectable errors")
+        if ecc.get("sram_threshold_exceeded"):
+            faults.append(f"{_name(gpu)}: on-chip memory has had more errors than the driver tolerates")
     return _verdict("ecc", faults, "no new uncorrectable error")
 
 

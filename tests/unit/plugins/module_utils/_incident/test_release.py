@@ -98,6 +98,8 @@ def xid(code, time, pci=PCI):
         pytest.param(case(rebooted(ecc={"uncorrected_volatile": 1, "uncorrected_aggregate": 3})), ["ecc"], id="volatile ECC"),
         pytest.param(case(rebooted(ecc={"uncorrected_volatile": 0, "uncorrected_aggregate": 4})), ["ecc"], id="aggregate ECC grew"),
         pytest.param(case(rebooted(ecc=None)), ["ecc"], id="ECC unread"),
+        pytest.param(case(rebooted(ecc={"sram_threshold_exceeded": True})), ["ecc"], id="on-chip memory worn out"),
+        pytest.param(case(rebooted(errors=refused("nvmlDeviceGetSramEccErrorStatus"))), ["ecc"], id="on-chip memory refused by NVML"),
         pytest.param(case(rebooted(**UNREAD_ROWS)), ["row_remap"], id="remap refused by NVML"),
         pytest.param(case(rebooted(**UNREAD_ECC)), ["ecc"], id="ECC refused by NVML"),
         pytest.param(case(rebooted(**{**UNREAD_ROWS, **UNREAD_ECC, "errors": []})), [], id="a model without row remapping and ECC"),
