@@ -51,8 +51,8 @@ class Outbox(Database):
             claimed = []
             for row in connection.execute(wanted.order_by(OUTBOX.c.id).limit(limit)).all():
                 told = {name: True for name, had in (row.channels or {}).items() if had}
-                state = {**dict.fromkeys(channels, False), **told}
-                if state and all(state.values()):  # the channel that failed is configured no longer
+                state = {**dict.fromkeys(channels, False), **told} if channels else row.channels or {}
+                if channels and all(state.values()):  # the channel that failed is configured no longer
                     self._put(connection, row, channels=state, sent_at=self.now(), error=None)
                     continue
                 later = self.now() + timedelta(seconds=CLAIM_SECONDS)

@@ -69,6 +69,8 @@ def test_what_the_last_channel_had_is_sent(ledger, clock):
     (one,) = ledger.claim_notifications(channels=["command", "alertmanager"])
     ledger.notifications_sent([one["id"]], "command")
     clock.on(1000)
+    assert len(ledger.claim_notifications()) == 1, "who names no channel decides about none"
+    clock.on(1000)
     assert ledger.claim_notifications(channels=["command"]) == []
     assert ledger.overview()["unsent"] == []
 
