@@ -160,7 +160,6 @@ error_kind:
   type: str
 """
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.argspec import (
     CONNECTION_SPEC,
     LOCK_SPEC,
@@ -173,11 +172,6 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes imp
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._names import TAINT_EFFECT, TAINT_KEY, TAINT_VALUE
-
-
-class Nameless(RemediationError):
-    kind = "bad_arguments"
-
 
 TAINT_SPEC = {
     "key": {"required": True, "no_log": False},
@@ -210,8 +204,6 @@ SPEC = {
 
 
 def run(params, check_mode):
-    if params["state"] == "forgotten" and not all(node["incident_id"] or params["incident_id"] for node in params["nodes"]):
-        raise Nameless("state forgotten needs the incident of each node")
     deadline = Deadline(params["deadline_seconds"])
     api = api_of(params)
     ledger = ledger_of(params, check_mode)
