@@ -63,9 +63,12 @@ def end(
         return End("no_action", "the node is opted out")
     if action == "hold":
         return End("held_for_human", reasons)
-    evict = stages.get("evict", {})
-    kept = (evict.get("data") or {}).get("kept") or []
-    if kept and evict.get("outcome") == "ok":  # verify may well fail for them
+    evict, verify = (stages.get(name, {}) for name in ("evict", "verify"))
+    kept: list[Mapping[str, Any]] = next(
+        (data["kept"] for data in (verify.get("data") or {}, evict.get("data") or {}) if "kept" in data), []
+    )
+    came_back = verify.get("error_kind") == "evict_incomplete"
+    if kept and evict.get("outcome") == "ok" and not came_back:  # verify may well fail for them
         return End("held_for_human", "only a person may end these pods: %s" % ", ".join(_pod(pod) for pod in kept))
     if not problems:
         return End("contained", reasons)

@@ -31,7 +31,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys 
     OPEN_STATES,
     SETTLED_STATES,
 )
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import RELEASE, allows, needed_mode, permitted
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import FORGET, RELEASE, allows, needed_mode, permitted
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.records import (
     PREDICTED,
     incident_record,
@@ -301,9 +301,12 @@ class Incidents(Settings):
         """Raises unless the mode and the incident's state let this be written now (S4, S6)."""
         with self.write() as connection:
             row, mode = self._incident(connection, incident_id), self._mode(connection)
-        if row.state == "cancelled_by_human":
+        forgets = write == FORGET and row.state == "cancelled_by_human"
+        if write == FORGET and row.state in OPEN_STATES:
+            raise ChangesLeft("incident %s is open, so its node goes on naming it" % incident_id)
+        if row.state == "cancelled_by_human" and not forgets:
             raise IncidentCancelled("incident %s was cancelled by a human: %s" % (incident_id, row.reason))
-        if row.state not in OPEN_STATES or (row.state in ENDED_OPEN_STATES and write != RELEASE):
+        if not forgets and (row.state not in OPEN_STATES or (row.state in ENDED_OPEN_STATES and write != RELEASE)):
             raise IncidentEnded("incident %s has ended in %s; only its release still changes anything" % (incident_id, row.state))
         if not allows(mode, write):
             raise ModeForbids("mode %s does not allow this; it needs mode %s" % (mode, needed_mode(write)), mode=mode)
@@ -330,11 +333,13 @@ class Incidents(Settings):
             computed = outcome.end(
                 row.verdict,
                 stages,
-                changed=standing or self._touched(connection, row.id),
-                standing=standing,
+                changed=bool(standing) or self._touched(connection, row.id),
+                standing=bool(standing),
                 overdue=self.now() > row.deadline_at,
             )
             state, why = end_state or computed.state, reason or computed.reason
+            if standing and row.verdict is None and state != "cancelled_by_human":  # a fence, which silence never lifts (S12)
+                why += "; %s stands until a diagnosis confirms or lifts it" % ", ".join(standing)
             if standing and state in ("no_action", "fence_lifted"):
                 raise ChangesLeft("incident %s cannot end in %s while changes of it stand" % (incident_id, state))
             if row.state == state and row.reason == why:
@@ -380,12 +385,12 @@ class Incidents(Settings):
         mine = sa.select(CHANGES.c.id).join(OWNERS, OWNERS.c.change_id == CHANGES.c.id).where(OWNERS.c.incident_id == incident_id)
         return connection.execute(mine.where(CHANGES.c.applied_at.is_not(None))).first() is not None
 
-    def _standing(self, connection: sa.Connection, incident_id: str) -> bool:
-        """A change of this incident stands: it still wants it, or nobody does and it is not undone yet."""
+    def _standing(self, connection: sa.Connection, incident_id: str) -> list[str]:
+        """What stands of this incident's changes: it still wants it, or nobody does and it is not undone yet."""
         others = sa.select(OWNERS.c.change_id).where(OWNERS.c.disowned_at.is_(None), OWNERS.c.incident_id != incident_id)
-        mine = sa.select(CHANGES.c.id).join(OWNERS, OWNERS.c.change_id == CHANGES.c.id).where(OWNERS.c.incident_id == incident_id)
+        mine = sa.select(CHANGES.c.target).join(OWNERS, OWNERS.c.change_id == CHANGES.c.id).where(OWNERS.c.incident_id == incident_id)
         wanted = sa.or_(OWNERS.c.disowned_at.is_(None), CHANGES.c.id.not_in(others))
-        return connection.execute(mine.where(CHANGES.c.open_target.is_not(None), wanted)).first() is not None
+        return list(connection.execute(mine.where(CHANGES.c.open_target.is_not(None), wanted).order_by(CHANGES.c.id)).scalars())
 
     def _leave_changes(self, connection: sa.Connection, incident_id: str) -> None:
         """What a human took over is no longer ours: it is neither put back nor undone, and new evidence starts afresh."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.migrations import v0001_first
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.migrations import v0001_first, v0002_channels
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-VERSIONS = (v0001_first,)
+VERSIONS = (v0001_first, v0002_channels)
 HEAD = VERSIONS[-1].revision
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -111,6 +112,36 @@ def test_sleeper_stops_where_another_took_over(controller, tmp_path):
     assert incident["state"] == "contained"
     assert "lost the node's lock" in output
     assert controller.journal("bare-1") == before
+
+
+@pytest.mark.parametrize(
+    "task, stage",
+    [
+        pytest.param("Read the GPUs, the kernel log and who holds what", "diagnose", id="before it reads"),
+        pytest.param("End them", "isolate", id="before it kills"),
+        pytest.param("Prove that nobody holds the sick GPU", "verify", id="before it proves"),
+    ],
+)
+def test_stops_where_the_nodes_file_is_anothers(controller, tmp_path, task, stage):
+    """S5: each module on a bare node asks the file there, whatever the ledger's mirror of it says; nothing more is done or concluded."""
+    pid, alert = sick(controller, "bare-1")
+    lock = Path(controller.host_variables["bare-1"]["gpuops_state_dir"]) / "lock.json"
+    take = tmp_path / "take.py"
+    take.write_text(
+        "import json, pathlib\n"
+        f"lock = pathlib.Path({str(lock)!r})\n"
+        "have = json.loads(lock.read_text())\n"
+        "lock.write_text(json.dumps({**have, 'holder': 'another', 'token': have['token'] + 1}))\n"
+    )
+    controller.before = {task: f"{sys.executable} {take}"}
+    run = controller.remediate(alert_file=alert)
+    assert run.ok and "lost the node's lock" in run.output, run.output
+    [incident] = controller.incidents()
+    assert (incident["state"], incident["stages"][stage]["state"]) == ("running", "started"), "reconcile takes it up"
+    assert (incident["verdict"] is None) == (stage == "diagnose")
+    assert alive(pid) == (stage != "verify")
+    assert bool(controller.journal("bare-1")) == (stage == "verify")
+    assert json.loads(lock.read_text())["holder"] == "another"
 
 
 def wait_for(path: Path, process: subprocess.Popen, seconds: float = 120):

@@ -85,6 +85,23 @@ STARTED = {"state": "started", "outcome": None}
         ),
         pytest.param(QUARANTINE, stages(evict=KEPT), STANDS, "held_for_human", "end these pods: ml/train-0", id="S11 pods stay"),
         pytest.param(QUARANTINE, stages(evict=KEPT, verify=failed()), STANDS, "held_for_human", "ml/train-0", id="S11 and hold the GPU"),
+        pytest.param(QUARANTINE, stages(verify=KEPT), STANDS, "held_for_human", "ml/train-0", id="S11 a pod came since that stays"),
+        pytest.param(
+            QUARANTINE,
+            stages(evict=KEPT, verify={"outcome": "ok", "data": {"kept": []}}),
+            STANDS,
+            "contained",
+            "row",
+            id="S11 and left since",
+        ),
+        pytest.param(
+            QUARANTINE,
+            stages(evict=KEPT, verify={**KEPT, **failed("evict_incomplete", "1 pod")}),
+            STANDS,
+            "quarantined_overdue",
+            "1 pod",
+            id="another came back",
+        ),
         pytest.param(QUARANTINE, stages(verify=failed()), STANDS, "quarantined_overdue", "verify failed", id="a holder is left"),
         pytest.param(
             QUARANTINE, stages(verify=failed(), taint={"outcome": "skipped"}), {}, "quarantined_overdue", "verify", id="bare host"

@@ -50,20 +50,36 @@ def test_an_older_ledger_is_brought_up_to_date(ledger, url, monkeypatch):
     ran = []
 
     class Second:
-        revision, down_revision, branch_labels, depends_on, __doc__ = "0002", "0001", None, None, "next"
-        __name__ = "v0002_next"
+        revision, down_revision, branch_labels, depends_on, __doc__ = "9998", migrate.HEAD, None, None, "next"
+        __name__ = "v9998_next"
 
         @staticmethod
         def upgrade():
-            ran.append("0002")
+            ran.append("9998")
 
     monkeypatch.setattr(migrate, "VERSIONS", (*migrate.VERSIONS, Second))
-    monkeypatch.setattr(migrate, "HEAD", "0002")
+    monkeypatch.setattr(migrate, "HEAD", "9998")
     with pytest.raises(LedgerUnavailable, match="older version"):
         Ledger.open(url, check_mode=True)
     Ledger.open(url).close()
     Ledger.open(url).close()
-    assert ran == ["0002"]
+    assert ran == ["9998"]
+
+
+def test_what_the_first_version_kept_stays(url, monkeypatch):
+    with monkeypatch.context() as first:
+        first.setattr(migrate, "VERSIONS", migrate.VERSIONS[:1])
+        first.setattr(migrate, "HEAD", "0001")
+        ledger = Ledger.open(url)
+        with ledger.write() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO outbox (id, key, topic, payload, created_at, due_at, attempts)"
+                " VALUES (1, 'k', 'contained', '{}', '2026-01-01 00:00:00', '2026-01-01 00:00:00', 0)"
+            )
+        ledger.close()
+    ledger = Ledger.open(url)
+    assert [one["key"] for one in ledger.claim_notifications(channels=["command"])] == ["k"]
+    ledger.close()
 
 
 def test_one_writer_at_a_time(ledger, url):

@@ -306,6 +306,22 @@ def test_a_closed_incident_changes_nothing(ledger, state, error, write):
         ledger.authorize(incident_id, write)
 
 
+def test_only_the_name_of_a_cancelled_incident_is_forgotten(ledger):
+    """S6: what a human took over is not touched; that we named the incident there is our own."""
+    ledger.set_mode("fence", "jane", "why")
+    open_one, cancelled, released = opened(ledger), opened(ledger, by_hand("1")), opened(ledger, by_hand("2"))
+    ledger.close_incident(cancelled, "cancelled_by_human")
+    ledger.release_incident(released)
+    ledger.authorize(cancelled, "forget")
+    for incident_id, error in ((open_one, ChangesLeft), (released, IncidentEnded)):
+        with pytest.raises(error):
+            ledger.authorize(incident_id, "forget")
+    assert ledger.overview()["cancelled"] == [cancelled]
+    ledger.set_mode("observe", "jane", "why")
+    with pytest.raises(ModeForbids):
+        ledger.authorize(cancelled, "forget")
+
+
 def test_no_such_incident(ledger):
     with pytest.raises(UnknownIncident):
         ledger.authorize("x", "taint")
@@ -353,6 +369,18 @@ def test_nothing_closes_while_a_change_stands(ledger):
     ledger.close_incident(incident_id, "held_for_human")
     with pytest.raises(ChangesLeft):
         ledger.release_incident(incident_id)
+
+
+def test_who_is_held_before_a_verdict_says_which_fence_stands(ledger):
+    """S12: silence lifts nothing, so people are told that it is there and what decides about it."""
+    fenced, plain = opened(ledger), opened(ledger, by_hand("1"))
+    ledger.intend(fenced, "node/gpu-1/taint/x:NoSchedule", None, 1)
+    silent = ["held_for_human", "2 nodes are silent at once"]
+    record = ledger.close_incident(fenced, *silent)[1]
+    assert record["reason"] == "2 nodes are silent at once; node/gpu-1/taint/x:NoSchedule stands until a diagnosis confirms or lifts it"
+    assert not ledger.close_incident(fenced, *silent)[0]
+    assert "gpuops_anew=true" in ledger.story(fenced)["next_command"]
+    assert ledger.close_incident(plain, *silent)[1]["reason"] == "2 nodes are silent at once"
 
 
 def test_release_keeps_what_was_read(ledger):
