@@ -16,6 +16,10 @@ description:
     pattern; the message itself stays in the ledger's inbox.
   - Each alert of a message is judged alone. One without a usable node or GPU is held, and people are told once.
   - An incident that has ended and still stands (contained, overdue or held) comes back with RV(incidents[].resume=verify).
+    One that was held before anybody had looked at its GPU is diagnosed from the start, in a new round with a deadline of its own, when an
+    operator or another episode of an alert asks again.
+  - Who names no GPU for certain (the whole node, or an index) means what is sick there now. Incidents that have ended do not answer that; a new
+    one is opened, and they come back beside it.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
@@ -105,7 +109,9 @@ options:
     type: int
     default: 0
   anew:
-    description: Diagnose an open incident from the start again, with a new deadline.
+    description:
+      - Diagnose an open incident from the start again, with a new deadline.
+      - A quarantine that stands is kept, whatever the new verdict says; only the release lifts it.
     type: bool
     default: false
   incident_id:

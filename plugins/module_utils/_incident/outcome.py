@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -20,6 +20,8 @@ _HUMAN = {
     "node_recreated": "the node was recreated under its name",
     "node_gone": "the node was taken out of the cluster",
 }
+# What a repeated verify saw against a containment, rather than failed to see; an ended incident may not write the taint that is missing.
+_SEEN = (*_HUMAN, "incident_ended")
 # Work left on a GPU that is out of service is a matter of time; what else fails needs a person.
 _TIME = ("evict", "verify")
 
@@ -50,7 +52,7 @@ def end(
         # Silence is not a verdict (S12): what was fenced stays fenced.
         reason = "no verdict%s" % _because(stages.get("diagnose", {}))
         return End("quarantined_overdue" if standing and overdue else "held_for_human", reason)
-    reasons = " ".join(str(reason) for reason in verdict.get("reasons") or ()) or "as the verdict says"
+    reasons = _reasons(verdict)
     action = verdict.get("action", "none")
     if action in ("none", "observe"):
         if standing:
@@ -74,6 +76,25 @@ def end(
         if not (quarantined and _is_time(name, stage)):
             return End("held_for_human", _told(name, stage))
     return End("quarantined_overdue", _told(*problems[0]))
+
+
+def repeated(computed: End, verdict: Optional[Mapping[str, Any]], stages: Mapping[str, Mapping[str, Any]]) -> End:
+    """The end of a contained incident after verify ran once more: what was proven stays until the contrary is seen."""
+    verify = stages.get("verify", {})
+    left = verify.get("outcome") == "failed" and (verify.get("data") or {}).get("left")
+    if computed.state == "contained" or left or verify.get("error_kind") in _SEEN:
+        return computed
+    return End("contained", "%s Not seen again since: %s" % (_reasons(verdict), computed.reason))
+
+
+def group_end(nodes: Sequence[str]) -> End:
+    """A group's incident asks for a look at what its nodes have in common; each node's own incident has the stages."""
+    told = (len(nodes), ", ".join(nodes))
+    return End("held_for_human", "%d nodes are silent at once (%s): look at the controller first" % told)
+
+
+def _reasons(verdict: Optional[Mapping[str, Any]]) -> str:
+    return " ".join(str(reason) for reason in (verdict or {}).get("reasons") or ()) or "as the verdict says"
 
 
 def _problems(stages: Mapping[str, Mapping[str, Any]], overdue: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
