@@ -22,6 +22,8 @@ _HUMAN = {
 }
 # What a repeated verify saw against a containment, rather than failed to see; an ended incident may not write the taint that is missing.
 _SEEN = (*_HUMAN, "incident_ended")
+# What the stages can do about a fault; all other actions are left to a person.
+_MEANS = ("freeze", "kill", "quarantine_gpu", "quarantine_node", "hold")
 # Work left on a GPU that is out of service is a matter of time; what else fails needs a person.
 _TIME = ("evict", "verify")
 
@@ -58,6 +60,8 @@ def end(
         if standing:
             return End("held_for_human", "the verdict asks for nothing, and yet a change of ours stands")
         return End("fence_lifted" if changed else "no_action", reasons)
+    if action not in _MEANS:
+        return End("held_for_human", "this version leaves it to a person to %s. %s" % (_by_hand(verdict), reasons))
     due = [name for name, stage in problems if stage.get("outcome") == "due"]
     if due and not changed:
         return End("no_action", "the mode forbids what was due: %s" % ", ".join(due))
@@ -95,6 +99,17 @@ def group_end(nodes: Sequence[str]) -> End:
 
 def _reasons(verdict: Optional[Mapping[str, Any]]) -> str:
     return " ".join(str(reason) for reason in (verdict or {}).get("reasons") or ()) or "as the verdict says"
+
+
+def _by_hand(verdict: Mapping[str, Any]) -> str:
+    """What a person has to do, and to whom."""
+    gpu = verdict.get("gpu_uuid") or verdict.get("pci_bus_id") or "the GPU"
+    if verdict["action"] == "terminate_client":
+        suspects = ["%s (%s)" % (one["pid"], one["name"]) if one.get("name") else str(one["pid"]) for one in verdict.get("suspects") or ()]
+        return "terminate an MPS client on %s: %s" % (gpu, ", ".join(suspects) or "none is known")
+    if verdict["action"] == "close_instance":
+        return "close GPU instance %s of %s" % ("?" if verdict.get("gi") is None else verdict["gi"], gpu)
+    return "%s on %s" % (verdict["action"], gpu)
 
 
 def _problems(stages: Mapping[str, Mapping[str, Any]], overdue: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
