@@ -130,7 +130,7 @@ releases:
   description:
     - When each GPU of the node was released last, or a human cancelled an incident of it; what is older is no evidence.
       By UUID and by C(pci:ADDRESS); C(-) stands for the whole node.
-  returned: success, O(state=started) and O(stage=diagnose)
+  returned: success, O(state=started) and O(stage=diagnose) or O(stage=taint)
   type: dict
 incident:
   description: The incident, as M(gpuops.remediation.incident) returns it.

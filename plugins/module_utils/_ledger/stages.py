@@ -65,6 +65,7 @@ class Stages(Incidents):
                 "data": stored.data if stored else {},
                 "incident": self._record(connection, row),
                 **(self._past(connection, row) if stage == "diagnose" else {}),
+                **({"releases": self._releases(connection, row)} if stage in ("diagnose", "taint") else {}),
             }
 
     def finish_stage(
@@ -151,19 +152,24 @@ class Stages(Incidents):
     # The past that a verdict weighs
 
     def _past(self, connection: sa.Connection, row: Any) -> dict[str, Any]:
-        """Programs that failed on this node's GPUs within a day (S14), and when its GPUs were released last or decided about by a human (S3, S6)."""
+        """Programs that failed on this node's GPUs within a day (S14)."""
         since = self.now() - timedelta(seconds=WINDOW_SECONDS)
         failures = sa.select(FAILURES).where(FAILURES.c.node == row.node, FAILURES.c.failed_at > since).order_by(FAILURES.c.failed_at)
         history = [
             {"gpu_uuid": one.gpu_uuid, "code": one.code, "executable_or_image": one.program, "time": iso(one.failed_at)}
             for one in connection.execute(failures)
         ]
+        return {"history": history}
+
+    @staticmethod
+    def _releases(connection: sa.Connection, row: Any) -> dict[str, Any]:
+        """When the node's GPUs were released last, or decided about by a human (S3, S6)."""
         settled = sa.select(INCIDENTS).where(INCIDENTS.c.state.in_(SETTLED_STATES), INCIDENTS.c.node_uid == row.node_uid)
         releases: dict[str, Any] = {}
         for one in connection.execute(settled.order_by(INCIDENTS.c.closed_at)):
             # A lost GPU is known by its address only.
             releases.update(dict.fromkeys([one.gpu, *(["pci:" + one.pci_bus_id] if one.pci_bus_id else [])], iso(one.closed_at)))
-        return {"history": history, "releases": releases}
+        return releases
 
     def _remember(self, connection: sa.Connection, row: Any, verdict: Mapping[str, Any], info: Optional[Mapping[str, Any]]) -> None:
         for failure in failed_programs(verdict, info):
