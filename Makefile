@@ -18,8 +18,7 @@ demo: ## two incidents from alert to release on simulated GPUs
 test: setup ## every gate, cheap ones first; logs in tests/output
 	@$(MAKE) --no-print-directory lint docs
 	@$(MAKE) --no-print-directory -j2 --output-sync=target sanity units
-	@$(MAKE) --no-print-directory molecule
-	@$(MAKE) --no-print-directory simulator
+	@$(MAKE) --no-print-directory -j2 --output-sync=target molecule simulator
 	@$(MAKE) --no-print-directory integration
 
 lint: setup ## ruff, mypy --strict, ansible-lint, changelog
@@ -48,7 +47,7 @@ simulator: setup ## the simulated GPU node against the unmodified NVML bindings
 	@pytest tests/simulator
 
 integration: setup ## playbooks and modules on simulated nodes and a real Kubernetes API
-	@pytest tests/integration
+	@pytest tests/integration --numprocesses auto --maxprocesses 4 --dist worksteal # each worker has a cluster of its own
 
 bench: setup ## measurements
 	@.ansible/venv/bin/python tests/benchmarks

@@ -160,13 +160,8 @@ error_kind:
   type: str
 """
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube.argspec import (
-    CONNECTION_SPEC,
-    LOCK_SPEC,
-    api_of,
-    ledger_of,
-    permit_of,
-)
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.access import api_of, ledger_of, permit_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.argspec import CONNECTION_SPEC, LOCK_SPEC
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.drain import Drain, result_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Selection

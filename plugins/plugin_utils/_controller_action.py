@@ -19,6 +19,7 @@ from typing import Any, Optional
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger import store  # noqa: F401 # loaded before the workers are forked
 
 
 class ControllerAction(ActionBase):

@@ -4,16 +4,19 @@
 
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
 
-"""The ledger's option, and what it stands for."""
+"""The ledger's option, and what it stands for. The ledger itself is imported where it is opened: no node has SQLAlchemy."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ansible.module_utils.basic import missing_required_lib
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import MissingLibrary
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.database import DEFAULT_URL, LIBRARY_ERROR
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+
+if TYPE_CHECKING:
+    from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+
+DEFAULT_URL = "sqlite:////var/lib/gpuops/ledger.db"
 
 # A URL may carry a password.
 LEDGER_SPEC: dict[str, dict[str, Any]] = {"ledger_url": {"default": DEFAULT_URL, "no_log": True}}
@@ -21,6 +24,8 @@ LEDGER_SPEC: dict[str, dict[str, Any]] = {"ledger_url": {"default": DEFAULT_URL,
 
 def open_ledger(url: str, check_mode: bool = False, adopt: str = "") -> Ledger:
     """The ledger at `url`; in check mode nothing is written to it, and one that does not exist reads as new."""
-    if LIBRARY_ERROR:
-        raise MissingLibrary(missing_required_lib("SQLAlchemy, alembic (and psycopg for PostgreSQL)"), exception=LIBRARY_ERROR)
-    return Ledger.open(url, check_mode=check_mode, adopt=adopt)
+    from ansible_collections.gpuops.remediation.plugins.module_utils._ledger import database, store
+
+    if database.LIBRARY_ERROR:
+        raise MissingLibrary(missing_required_lib("SQLAlchemy, alembic (and psycopg for PostgreSQL)"), exception=database.LIBRARY_ERROR)
+    return store.Ledger.open(url, check_mode=check_mode, adopt=adopt)

@@ -38,7 +38,6 @@ try:
 except ImportError:
     LIBRARY_ERROR = traceback.format_exc()
 
-DEFAULT_URL = "sqlite:////var/lib/gpuops/ledger.db"
 BUSY_SECONDS = 30
 _WRITER = 0x6770756F  # the advisory lock's number, "gpuo"
 
@@ -55,9 +54,7 @@ class Database:
         weakref.finalize(self, self._engine.dispose)
 
     @classmethod
-    def open(
-        cls: type[Self], url: str = DEFAULT_URL, *, check_mode: bool = False, clock: Callable[[], datetime] = utc_now, adopt: str = ""
-    ) -> Self:
+    def open(cls: type[Self], url: str, *, check_mode: bool = False, clock: Callable[[], datetime] = utc_now, adopt: str = "") -> Self:
         """The ledger at a URL, brought to this version; in check mode one that does not exist yet reads as new and stays away.
 
         adopt: why this controller takes the place of the one that an SQLite ledger belongs to.

@@ -128,11 +128,11 @@ def place_of(params: Mapping[str, Any], *, check_mode: bool) -> Place:
     """Imported where needed: the node has neither the Kubernetes client nor SQLAlchemy."""
     seconds = params["lease_seconds"]
     if params["backend"] == "lease":
-        from ansible_collections.gpuops.remediation.plugins.module_utils._kube import argspec as kube
+        from ansible_collections.gpuops.remediation.plugins.module_utils._kube.access import api_of
         from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
         from ansible_collections.gpuops.remediation.plugins.module_utils._kube.lease import NodeLease
 
-        api = kube.api_of(params)
+        api = api_of(params)
         deadline = Deadline(params["api_timeout_seconds"] + params["wait_seconds"])
         return LeasePlace(NodeLease(api, params["lock_namespace"], params["node"], deadline), api.now, seconds)
     if params["backend"] == "ledger":

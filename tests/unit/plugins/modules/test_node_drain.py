@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube import argspec
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube import access
 from ansible_collections.gpuops.remediation.plugins.modules import node_drain
 from kube_fakes import FakeApi, pod
 from run_module import run_module
@@ -16,7 +16,7 @@ PODS = "/api/v1/namespaces/default/pods"
 @pytest.fixture
 def api(monkeypatch):
     api = FakeApi()
-    monkeypatch.setattr(argspec, "connect", lambda kubeconfig, context, timeout_seconds: api)
+    monkeypatch.setattr(access, "connect", lambda kubeconfig, context, timeout_seconds: api)
     api.put("/api/v1/nodes/gpu-1", {"metadata": {"name": "gpu-1"}, "spec": {}})
     for each in (pod("a", node="gpu-1"), pod("gpu", node="gpu-1", limits={"nvidia.com/gpu": "1"}), pod("bare", node="gpu-1", owner=None)):
         api.put(f"{PODS}/{each['metadata']['name']}", each)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube import argspec
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube import access
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.client import BadConnection
 from ansible_collections.gpuops.remediation.plugins.modules import node_taint
 from kube_fakes import FakeApi, FakeLedger
@@ -17,7 +17,7 @@ OURS = {"key": "gpu.unhealthy", "value": "true", "effect": "NoSchedule"}
 @pytest.fixture
 def api(monkeypatch):
     api = FakeApi()
-    monkeypatch.setattr(argspec, "connect", lambda kubeconfig, context, timeout_seconds: api)
+    monkeypatch.setattr(access, "connect", lambda kubeconfig, context, timeout_seconds: api)
     for name in ("gpu-1", "gpu-2"):
         api.put(f"/api/v1/nodes/{name}", {"metadata": {"name": name}, "spec": {}})
     return api
@@ -26,7 +26,7 @@ def api(monkeypatch):
 @pytest.fixture
 def ledger(monkeypatch):
     ledger = FakeLedger()
-    monkeypatch.setattr(argspec, "open_ledger", lambda url, check_mode: ledger)
+    monkeypatch.setattr(access, "open_ledger", lambda url, check_mode: ledger)
     return ledger
 
 
@@ -73,6 +73,6 @@ def test_no_connection(monkeypatch):
     def refuse(kubeconfig, context, timeout_seconds):
         raise BadConnection("no Kubernetes connection")
 
-    monkeypatch.setattr(argspec, "connect", refuse)
+    monkeypatch.setattr(access, "connect", refuse)
     result = run(nodes=[{"name": "gpu-1"}])
     assert (result["failed"], result["error_kind"]) == (True, "bad_connection")
