@@ -25,6 +25,7 @@ author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
   - gpuops.remediation.attributes
   - gpuops.remediation.ledger
+  - gpuops.remediation.ledger.lock
 attributes:
   check_mode:
     support: full
@@ -56,7 +57,9 @@ options:
     type: list
     elements: str
   node:
-    description: The node, as an operator names it.
+    description:
+      - The node, as an operator names it.
+      - With O(lock_token), the node whose lock that is of.
     type: str
   gpu:
     description:
@@ -204,13 +207,22 @@ incident:
   description: The incident, as in RV(incidents).
   returned: success and O(state=closed) or O(state=released)
   type: dict
+error_kind:
+  description: V(lock_lost) when somebody else has the lock by now.
+  returned: failure
+  type: str
 pruned:
   description: How many rows were forgotten.
   returned: success and O(state=pruned)
   type: int
 """
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import (
+    LEDGER_LOCK_NEEDS,
+    LEDGER_LOCK_SPEC,
+    LEDGER_SPEC,
+    open_ledger_under_lock,
+)
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.opening import ended, open_incidents
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 
@@ -226,11 +238,11 @@ SUBJECTS = ("alert_file", "inbox_ids", "incident_ids", "node", "group")
 SPEC = {
     "argument_spec": {
         **LEDGER_SPEC,
+        **LEDGER_LOCK_SPEC,
         "state": {"default": "opened", "choices": ["opened", "closed", "released", "pruned"]},
         "alert_file": {"type": "path"},
         "inbox_ids": {"type": "list", "elements": "int"},
         "incident_ids": {"type": "list", "elements": "str"},
-        "node": {},
         "gpu": {},
         "group": {"type": "dict", "options": GROUP_SPEC},
         "inventory": {"type": "dict", "default": {}},
@@ -246,12 +258,12 @@ SPEC = {
     },
     "mutually_exclusive": [SUBJECTS],
     "required_if": [("state", "opened", SUBJECTS, True), ("state", "closed", ["incident_id"]), ("state", "released", ["incident_id"])],
-    "required_by": {"gpu": ["node"]},
+    "required_by": {"gpu": ["node"], **LEDGER_LOCK_NEEDS},
 }
 
 
 def run(params, check_mode):
-    ledger = open_ledger(params["ledger_url"], check_mode)
+    ledger = open_ledger_under_lock(params, check_mode)
     if params["state"] == "opened":
         return open_incidents(ledger, params)
     if params["state"] == "pruned":

@@ -77,6 +77,7 @@ class Opening:
 class Incidents(Settings):
     def _before_write(self, connection: sa.Connection) -> None:
         """In check mode the predicted incident exists, for as long as the transaction that is rolled back."""
+        super()._before_write(connection)
         if self.check_mode:
             self._insert(connection, Want(Place("-", "-"), self.now()), Limits(), incident_id=PREDICTED)
 
