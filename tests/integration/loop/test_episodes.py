@@ -99,3 +99,30 @@ def test_no_time_for_a_diagnosis(fleet):
     assert (after["lost"]["state"], after["lost"]["round"]) == ("held_for_human", 2)
     assert "only release.yml lifts it" in after["lost"]["reason"]
     assert fleet.objects.taints("lost") == [TAINT]
+
+
+def test_a_lock_that_cannot_be_kept(fleet, tmp_path):
+    """S5: the trouble is kept with the incident whose stage it was, not with the one before it, whose stage was over already."""
+    [node] = fleet.gpu_nodes("gpu-1")
+    fleet.set("act")
+    kubeconfig, away = tmp_path / "kubeconfig", tmp_path / "away"
+    kubeconfig.write_text(fleet.cluster.kubeconfig.read_text())
+    fleet.variables["gpuops_kubeconfig"] = str(kubeconfig)
+    for gpu in (0, 1):
+        node.xid(gpu, 48)
+    alerts = [fleet.alert("gpu-1", gpu, 48) for gpu in (0, 1)]
+    first = fleet.remediate(alert_file=alerts[0])
+    assert first.ok, first.output
+
+    times = f"echo >> {tmp_path}/times; [ $(wc -l < {tmp_path}/times) != 2 ]"
+    fleet.before = {"Keep the lock": f"{times} || mv {kubeconfig} {away}", "Keep that it failed": f"mv {away} {kubeconfig}"}
+    second = fleet.remediate(alert_file=fleet.message(*alerts))
+
+    assert second.ok, second.output
+    old, new = fleet.incidents()
+    assert (old["state"], old["stages"]["diagnose"]["outcome"], old["stages"]["verify"]["attempts"]) == ("contained", "ok", 2)
+    diagnosed = new["stages"]["diagnose"]
+    assert (diagnosed["outcome"], diagnosed["error_kind"]) == ("failed", "bad_connection"), second.output
+    assert (new["state"], new["gpu"]) == ("held_for_human", fleet.uuid("gpu-1", 1))
+    assert "the alert alone stands in" in new["reason"]
+    assert sorted(fleet.incidents_on("gpu-1")) == sorted([old["id"], new["id"]])
