@@ -43,4 +43,4 @@ def kept(proven: Record, new: Optional[Record] = None, merged_into: Optional[str
         told = " ".join(["diagnosed anew, the verdict asks for %s:" % new.get("action"), *(new.get("reasons") or ())])
     reasons = ["The quarantine stands, and only release.yml lifts it; %s" % told, *(proven.get("reasons") or ())]
     ours = {name: (new or {}).get(name, default) for name, default in (("certainty", "none"), ("suspects", []), ("further", []))}
-    return {**proven, **ours, "action": "hold", "reasons": reasons}
+    return {**proven, **ours, "action": "hold", "quarantine_stands": True, "reasons": reasons}

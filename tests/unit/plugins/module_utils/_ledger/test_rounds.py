@@ -257,6 +257,7 @@ def test_another_round_lifts_no_quarantine(ledger, new):
         state, reason = (ledger.close_incident(incident_id)[1][name] for name in ("state", "reason"))
         assert state == "held_for_human"
         assert "release.yml" in reason and (not new or new["reasons"][0] in reason)
+        assert ledger.story(incident_id)["next_command"].startswith("ansible-playbook gpuops.remediation.release")
         assert owners(ledger) == [incident_id]
 
 
