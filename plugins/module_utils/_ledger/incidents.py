@@ -124,12 +124,14 @@ class Incidents(Settings):
             # Diagnosed anew, never replayed: nothing of the earlier round but its changes is believed (S8), and a quarantine is not lifted by it.
             at = deadline(self.now(), None, limits).at
             proven = self._proven(connection, row, row.round + 1)
+            episode = self._episode(want) if want and want.alert else {}
             row = self._update(
                 connection,
                 row.id,
                 state="running",
                 round=row.round + 1,
                 nodes=list(want.nodes) if want and want.group_kind else row.nodes,
+                **episode,
                 verdict=kept(proven["verdict"]) if proven else None,
                 reason=None,
                 ended_at=None,
@@ -238,16 +240,18 @@ class Incidents(Settings):
             "domain": want.domain,
             "scope": "job" if want.group_kind else None,
             "mode": self._mode(connection),
-            "alert": want.alert.record() if want.alert else None,
             "opened_at": self.now(),
-            "received_at": want.received_at,
-            "starts_at": want.starts_at,
+            **self._episode(want),
             "clock_at": due.clock_at,
             "deadline_at": due.at,
             "detected_late_seconds": due.detected_late_seconds,
         }
         connection.execute(sa.insert(INCIDENTS).values(**values))
         return self._incident(connection, str(values["id"]))
+
+    @staticmethod
+    def _episode(want: Want) -> Record:
+        return {"alert": want.alert.record() if want.alert else None, "received_at": want.received_at, "starts_at": want.starts_at}
 
     def _open_one(self, connection: sa.Connection, want: Want) -> Any:
         """The open incident that stands for the wanted fault.

@@ -97,6 +97,18 @@ def test_what_nobody_saw_is_diagnosed_with_the_next_episode(ledger, clock, hold,
     assert not ledger.start_stage(record["id"], "diagnose")["skip"]
 
 
+def test_the_next_episode_is_the_evidence_of_its_round(ledger, clock):
+    """S3: the alert of before the node's reboot would count no more."""
+    incident_id = opened(ledger, wanted(alert(gpu_uuid=GPU)))
+    nobody_looked(ledger, incident_id)
+    clock.on(3600)
+    record = ledger.open_incident(wanted(alert(starts=LATER, gpu_uuid=GPU, xid=79), received=clock())).record
+    assert (record["id"], record["alert"]["xid"], record["alert"]["starts_at"]) == (incident_id, 79, record["starts_at"])
+    assert record["starts_at"] == record["received_at"] == "2026-11-29T13:00:00.000Z"
+    ledger.close_incident(incident_id, "held_for_human")
+    assert ledger.open_incident(by_hand(GPU)).record["alert"] == record["alert"], "an operator brings no other"
+
+
 @pytest.mark.parametrize("hold", UNSEEN)
 def test_the_same_episode_again_waits_for_the_human_who_was_told(ledger, clock, hold):
     """S16: one notification, however often the message is delivered."""
