@@ -44,6 +44,7 @@ options:
       opened: Open an incident for each fault, or find the open one.
       closed: End the incident, in the state that its stages amount to or in O(end_state).
       released: Say that everything was undone and the GPU is back in service. Refused while a change of the incident stands.
+      absorbed: Take over the ledgers in O(ledger_dir), kept while this one was away, and remove their files.
       pruned: Forget what is older than O(older_than_days). Open incidents, unsent notifications and the last word on each GPU (a release, or a human's) stay.
   alert_file:
     description: A file with a message of Alertmanager's webhook (version 4). Its alerts count as received now.
@@ -117,6 +118,25 @@ options:
       - A quarantine that stands is kept, whatever the new verdict says; only the release lifts it.
     type: bool
     default: false
+  break_glass:
+    description:
+      - With O(node), an operator's word to go on while the ledger is away. The incident is then opened in a ledger of the node's own, in mode
+        V(act) and with a breaker slot, and RV(glass) says where; people are told. It stays there until O(state=absorbed).
+      - Where the ledger can be written it is used, and its mode holds. In check mode nothing is broken.
+    type: dict
+    suboptions:
+      who:
+        description: Who breaks it.
+        type: str
+        required: true
+      why:
+        description: Why.
+        type: str
+        required: true
+      ledger_dir:
+        description: The folder of this controller for such ledgers, as an absolute path. It is made for nobody else to read.
+        type: path
+        required: true
   incident_id:
     description: The incident to close or to release.
     type: str
@@ -131,6 +151,9 @@ options:
     description: With O(state=released), what was read before the release.
     type: dict
     default: {}
+  ledger_dir:
+    description: With O(state=absorbed), the folder.
+    type: path
   older_than_days:
     description: With O(state=pruned), the age.
     type: int
@@ -156,6 +179,11 @@ EXAMPLES = r"""
   gpuops.remediation.incident:
     state: closed
     incident_id: "{{ opened.incidents[0].id }}"
+
+- name: Take over what was done while the ledger was away
+  gpuops.remediation.incident:
+    state: absorbed
+    ledger_dir: /var/lib/gpuops/break-glass
 """
 
 RETURN = r"""
@@ -211,6 +239,27 @@ error_kind:
   description: V(lock_lost) when somebody else has the lock by now.
   returned: failure
   type: str
+glass:
+  description: The glass is broken.
+  returned: with O(break_glass), where the ledger is away
+  type: dict
+  contains:
+    ledger_url:
+      description: The ledger by which everything else about this node has to go now.
+      type: str
+    reason:
+      description: What is the matter with the ledger.
+      type: str
+absorbed:
+  description: The ids of the incidents that were taken over.
+  returned: success and O(state=absorbed)
+  type: list
+  elements: str
+left:
+  description: The ledgers that could not be taken over now, each with its C(file) and C(why).
+  returned: success and O(state=absorbed)
+  type: list
+  elements: dict
 pruned:
   description: How many rows were forgotten.
   returned: success and O(state=pruned)
@@ -223,7 +272,8 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec
     LEDGER_SPEC,
     open_ledger_under_lock,
 )
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.opening import ended, open_incidents
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.glass import absorbed, opened
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.opening import ended
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 
 GROUP_SPEC = {
@@ -232,6 +282,7 @@ GROUP_SPEC = {
     "nodes": {"type": "list", "elements": "str", "required": True},
     "domain": {"default": "unknown"},
 }
+GLASS_SPEC = {"who": {"required": True}, "why": {"required": True}, "ledger_dir": {"type": "path", "required": True}}
 END_STATES = ["no_action", "fence_lifted", "contained", "quarantined_overdue", "held_for_human", "cancelled_by_human"]
 SUBJECTS = ("alert_file", "inbox_ids", "incident_ids", "node", "group")
 
@@ -239,7 +290,7 @@ SPEC = {
     "argument_spec": {
         **LEDGER_SPEC,
         **LEDGER_LOCK_SPEC,
-        "state": {"default": "opened", "choices": ["opened", "closed", "released", "pruned"]},
+        "state": {"default": "opened", "choices": ["opened", "closed", "released", "absorbed", "pruned"]},
         "alert_file": {"type": "path"},
         "inbox_ids": {"type": "list", "elements": "int"},
         "incident_ids": {"type": "list", "elements": "str"},
@@ -250,22 +301,31 @@ SPEC = {
         "limits": {"type": "dict", "default": {}},
         "max_running": {"type": "int", "default": 0},
         "anew": {"type": "bool", "default": False},
+        "break_glass": {"type": "dict", "options": GLASS_SPEC},
         "incident_id": {},
         "end_state": {"choices": END_STATES},
         "reason": {},
         "checks": {"type": "dict", "default": {}},
+        "ledger_dir": {"type": "path"},
         "older_than_days": {"type": "int", "default": 90},
     },
     "mutually_exclusive": [SUBJECTS],
-    "required_if": [("state", "opened", SUBJECTS, True), ("state", "closed", ["incident_id"]), ("state", "released", ["incident_id"])],
-    "required_by": {"gpu": ["node"], **LEDGER_LOCK_NEEDS},
+    "required_if": [
+        ("state", "opened", SUBJECTS, True),
+        ("state", "closed", ["incident_id"]),
+        ("state", "released", ["incident_id"]),
+        ("state", "absorbed", ["ledger_dir"]),
+    ],
+    "required_by": {"gpu": ["node"], "break_glass": ["node"], **LEDGER_LOCK_NEEDS},
 }
 
 
 def run(params, check_mode):
-    ledger = open_ledger_under_lock(params, check_mode)
     if params["state"] == "opened":
-        return open_incidents(ledger, params)
+        return opened(params, check_mode)
+    ledger = open_ledger_under_lock(params, check_mode)
+    if params["state"] == "absorbed":
+        return absorbed(ledger, params["ledger_dir"])
     if params["state"] == "pruned":
         pruned = ledger.prune(params["older_than_days"])
         return {"changed": pruned > 0, "pruned": pruned}

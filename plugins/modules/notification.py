@@ -82,7 +82,9 @@ notifications:
       description: Its number, for O(ids).
       type: int
     topic:
-      description: The state in which an incident ended, or V(alert_held), V(message_unreadable), V(message_truncated) or V(breaker_tripped).
+      description:
+        - The state in which an incident ended, or V(alert_held), V(message_unreadable), V(message_truncated), V(breaker_tripped), V(glass_broken) or
+          V(glass_unreadable).
       type: str
     incident_id:
       description: The incident, if it is about one.

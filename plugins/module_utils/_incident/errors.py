@@ -17,6 +17,10 @@ class LedgerUnavailable(RemediationError):
     kind = "ledger_unavailable"
 
 
+class AnothersLedger(LedgerUnavailable):
+    """It is no other's to use than the controller's that it belongs to (S5)."""
+
+
 class ModeForbids(RemediationError):
     """The mode does not allow this write (S4)."""
 

@@ -23,7 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LedgerUnavailable
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import AnothersLedger, LedgerUnavailable
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import utc_now
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger import migrate
 
@@ -144,7 +144,7 @@ class Database:
         if owner is not None and owner["value"] == controller():
             return True
         if owner is not None and not adopt:
-            raise LedgerUnavailable(
+            raise AnothersLedger(
                 "the ledger (%s) belongs to controller %s; an SQLite ledger serves one controller: give both the same PostgreSQL ledger_url, "
                 "or, where this one takes the other's place, run operating_mode with adopt_ledger" % (self.where, owner["set_by"])
             )

@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.views import Views
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.absorb import Absorbing
 
 
-class Ledger(Views):
+class Ledger(Absorbing):
     """Settings, outbox, incidents, stages, changes, inbox and locks over one database; `Ledger.open(url)`."""

@@ -4,15 +4,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 
 import pytest
 from alerts import RECORDINGS, recorded, rewritten
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BreakerTripped
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger import database
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from ansible_collections.gpuops.remediation.plugins.modules import incident, incident_change, incident_info, incident_stage
 from run_module import run_module
 
 RECORDING = str(RECORDINGS / "firing-single.json")
 INVENTORY = {"gpu-1": {"host": "host-1", "uid": "uid-1"}}
+AWAY = "sqlite:////proc/nowhere/ledger.db"
+AWAY_TO_ALL = "postgresql://127.0.0.1:1/x"  # a prediction would take a missing file for a new ledger
 
 
 @pytest.fixture
@@ -115,7 +122,7 @@ def test_refusals(run, options, kind):
 
 def test_no_ledger_no_change(alert_file):
     """S19"""
-    failed = run_module(incident.main, ledger_url="sqlite:////proc/nowhere/ledger.db", alert_file=alert_file)
+    failed = run_module(incident.main, ledger_url=AWAY, alert_file=alert_file)
     assert (failed["failed"], failed["error_kind"]) == (True, "ledger_unavailable")
     assert "nothing is changed" in failed["msg"]
 
@@ -140,3 +147,132 @@ def test_a_whole_run_in_check_mode(url, tmp_path):
     assert run_module(incident.main, state="closed", incident_id="predicted", **check)["changed"]
     assert run_module(incident_info.main, ledger_url=url)["incidents"] == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def glass(tmp_path):
+    """What an operator says who breaks the glass."""
+    return {"who": "jane", "why": "the database is down", "ledger_dir": str(tmp_path / "glass")}
+
+
+def test_breaking_the_glass(url, glass, tmp_path):
+    """S19: the operator's word stands for mode act and a breaker slot; people are told, once; asked again it goes on."""
+    broken = {"ledger_url": AWAY, "node": "gpu-1", "gpu": "3", "inventory": INVENTORY, "break_glass": glass}
+    opened, again = run_module(incident.main, **broken), run_module(incident.main, **broken)
+    own = f"sqlite:///{tmp_path}/glass/gpu-1.db"
+    assert opened["glass"]["ledger_url"] == again["glass"]["ledger_url"] == own
+    assert "nothing is changed" in opened["glass"]["reason"]
+    assert [one["incidents"][0]["found"] for one in (opened, again)] == [False, True]
+    assert [(tmp_path / "glass").stat().st_mode & 0o777, (tmp_path / "glass/gpu-1.db").stat().st_mode & 0o777] == [0o700, 0o600]
+
+    incident_id = opened["incidents"][0]["id"]
+    with contextlib.closing(Ledger.open(own)) as ledger:
+        assert (ledger.mode(), ledger.incident(incident_id)["mode"]) == ("act", "act")
+        [told] = ledger.story(incident_id)["notifications"]
+        ledger.configure(None, {"nodes": 1}, False, "test", "test")
+        with pytest.raises(BreakerTripped):
+            ledger.take_slot("another", "gpu-2")
+    assert (told["topic"], told["payload"]["who"], told["payload"]["node"]) == ("glass_broken", "jane", "gpu-1")
+
+    absorb = {"state": "absorbed", "ledger_dir": glass["ledger_dir"]}
+    assert run_module(incident.main, ledger_url=own, **absorb)["absorbed"] == [], "whoever goes by it takes nothing over"
+    assert run_module(incident.main, ledger_url=AWAY, **absorb)["error_kind"] == "ledger_unavailable"
+    predicted = run_module(incident.main, check_mode=True, ledger_url=url, **absorb)
+    assert (predicted["changed"], predicted["absorbed"]) == (True, [incident_id])
+    taken = run_module(incident.main, ledger_url=url, **absorb)
+    assert (taken["changed"], taken["absorbed"], taken["left"]) == (True, [incident_id], [])
+    assert list((tmp_path / "glass").iterdir()) == []
+    assert run_module(incident.main, ledger_url=url, **absorb) == {
+        **taken,
+        "changed": False,
+        "absorbed": [],
+        "diff": {"before": {"ledgers": []}, "after": {"incidents": []}},
+    }
+    assert run_module(incident.main, ledger_url=url, incident_ids=[incident_id])["incidents"][0]["found"]
+
+
+def test_an_opted_out_node_stays_so(glass):
+    """S4: the operator's word stands for the mode, not for the node's owner."""
+    inventory = {"gpu-1": {"managed": False}}
+    opened = run_module(incident.main, ledger_url=AWAY, node="gpu-1", inventory=inventory, break_glass=glass)
+    assert [one["state"] for one in opened["incidents"]] == ["no_action"]
+    with contextlib.closing(Ledger.open(opened["glass"]["ledger_url"])) as ledger:
+        assert [one["topic"] for one in ledger.story(opened["incidents"][0]["id"])["notifications"]] == ["no_action"]
+        ledger.configure(None, {"nodes": 1}, False, "test", "test")
+        ledger.take_slot("another", "gpu-2")
+
+
+def test_a_run_that_is_at_work_keeps_its_ledger(run, glass, tmp_path):
+    """S5: it is taken over once its lock is given back or has lapsed."""
+    own = run_module(incident.main, ledger_url=AWAY, node="gpu-1", inventory=INVENTORY, break_glass=glass)["glass"]["ledger_url"]
+    with contextlib.closing(Ledger.open(own)) as ledger:
+        token = ledger.take_lock("gpu-1", "run-1")
+        answer = run(state="absorbed", ledger_dir=glass["ledger_dir"])
+        ledger.release_lock("gpu-1", token)
+    assert (answer["changed"], answer["absorbed"]) == (False, [])
+    assert answer["left"] == [{"file": str(tmp_path / "glass/gpu-1.db"), "why": "run-1 is at work on node gpu-1"}]
+    assert len(run(state="absorbed", ledger_dir=glass["ledger_dir"])["absorbed"]) == 1
+
+
+def test_the_glass_stays_whole_where_the_ledger_can_be_written(run, glass, url, tmp_path):
+    """S19: and the ledger's mode holds. That somebody wanted it is kept."""
+    opened = run(node="gpu-1", inventory=INVENTORY, break_glass=glass)
+    assert ("glass" in opened, opened["incidents"][0]["mode"]) == (False, "observe")
+    with contextlib.closing(Ledger.open(url)) as ledger:
+        assert ledger.settings_history()[0]["who"] == "jane"
+    assert not (tmp_path / "glass").exists()
+
+
+def test_a_full_disk_breaks_even_if_the_incident_is_known(run, glass, url):
+    """S19: finding an incident writes nothing, so it says nothing about whether its stages could be kept."""
+    run(node="gpu-1", inventory=INVENTORY)
+    with contextlib.closing(sqlite3.connect(url[len("sqlite:///") :])) as ledger:
+        ledger.execute("CREATE TRIGGER full BEFORE INSERT ON settings BEGIN INSERT INTO room VALUES (1); END")
+        ledger.commit()
+    assert run(node="gpu-1", inventory=INVENTORY)["incidents"][0]["found"]
+    assert "no such table: main.room" in run(node="gpu-1", inventory=INVENTORY, break_glass=glass)["glass"]["reason"]
+
+
+def test_another_controllers_ledger_is_not_away(run, glass, monkeypatch, tmp_path):
+    """S5, S19: there it is at work, and its mode holds; here nobody would ever take the record over."""
+    run(node="gpu-1", inventory=INVENTORY)
+    monkeypatch.setattr(database, "controller", lambda: "another")
+    assert "belongs to controller" in run(node="gpu-1", inventory=INVENTORY, break_glass=glass)["msg"]
+    assert not (tmp_path / "glass").exists()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"node": "gpu-9"}, "gpu-9 is not in the inventory"),
+        ({"node": "../gpu-1", "inventory": {"../gpu-1": {}}}, "cannot name a file"),
+        ({"node": "gpu-1?x", "inventory": {"gpu-1?x": {}}}, "cannot name a file"),
+        ({"node": "gpu-1", "gpu": "the third"}, "neither a UUID"),
+        ({"node": "gpu-1", "check_mode": True}, "nothing is changed"),
+        ({"node": "gpu-1", "break_glass": {"who": "jane", "why": "why", "ledger_dir": "/proc/nowhere/glass"}}, "cannot be made"),
+        ({"alert_file": RECORDING}, "required by 'break_glass': node"),
+        ({"node": "gpu-1", "alert_file": RECORDING}, "mutually exclusive"),
+    ],
+)
+def test_a_glass_that_is_not_broken(glass, tmp_path, options, words):
+    failed = run_module(incident.main, **{"ledger_url": AWAY_TO_ALL, "inventory": INVENTORY, "break_glass": glass, **options})
+    assert failed["failed"] and words in failed["msg"]
+    assert not (tmp_path / "glass").exists()
+
+
+def test_one_that_cannot_be_read_keeps_nobody_from_the_others(run, url, glass, tmp_path):
+    """S19: it stays for people, who are told once."""
+    for node in ("gpu-1", "gpu-3"):
+        run_module(incident.main, ledger_url=AWAY, node=node, inventory={node: {}}, break_glass=glass)
+    (tmp_path / "glass/gpu-0.db").write_bytes(b"this is no database" * 100)
+    with contextlib.closing(sqlite3.connect(tmp_path / "glass/gpu-1.db")) as ledger:
+        ledger.execute("UPDATE incidents SET verdict = 'no json', opened_at = 'yesterday'")
+        ledger.commit()
+    for expected in (1, 0):
+        answer = run(state="absorbed", ledger_dir=glass["ledger_dir"])
+        assert len(answer["absorbed"]) == expected
+        assert [one["file"].rpartition("/")[2] for one in answer["left"]] == ["gpu-0.db", "gpu-1.db"]
+    assert sorted(path.name for path in (tmp_path / "glass").glob("*.db")) == ["gpu-0.db", "gpu-1.db"]
+    with contextlib.closing(Ledger.open(url)) as ledger:
+        told = [one for one in ledger.overview()["unsent"] if one["topic"] == "glass_unreadable"]
+    assert [one["payload"]["file"].rpartition("/")[2] for one in told] == ["gpu-0.db", "gpu-1.db"]
