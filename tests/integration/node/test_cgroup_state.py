@@ -16,7 +16,10 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import act
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.lock import FileLock
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs, isoformat
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir
+from cluster.objects import wait_until
 
 GIB = 1 << 30
 MODULES = "ansible_collections.gpuops.remediation.plugins.modules"
@@ -300,13 +303,14 @@ def test_s5_who_loses_the_lock_in_the_grace_period_kills_nobody(node, monkeypatc
     monkeypatch.setattr(act, "_RENEW_SECONDS", 0.2)
     pid = start(node, [0], "train", GIB, ends="late:20")
     token = node.run("node_lock", lock_holder="run-1")["token"]
-    lock = Path(node.state_dir / "lock.json")
+
+    written = node.state_dir / "journal.jsonl"
 
     def steal():
-        held = json.loads(lock.read_text())
-        lock.write_text(json.dumps({**held, "holder": "run-2", "token": token + 1}))
+        wait_until(lambda: written.exists() and '"kill"' in written.read_text(), "the grace period")
+        FileLock(StateDir(str(node.state_dir)), ProcFs(node.options["proc_root"]).boot_id()).take("run-2", token + 1)
 
-    thief = threading.Timer(1.5, steal)
+    thief = threading.Thread(target=steal)
     thief.start()
     failed = end_holders(node, lock_holder="run-1", lock_token=token, grace_seconds=15)
     thief.join()
