@@ -105,7 +105,7 @@ class Views(Inbox, Locks):
                 "changes": changes,
                 "notifications": [{**notification(one), "sent_at": iso(one.sent_at)} for one in told],
                 "budget": {"seconds": int(total), "spent_seconds": round(spent, 1), "within": spent <= total},
-                "next_command": next_command({"state": row.state, "id": row.id}),
+                "next_command": next_command(row._mapping),
             }
 
     def prune(self, older_than_days: int) -> int:

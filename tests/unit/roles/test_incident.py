@@ -16,7 +16,9 @@ import pytest
 import yaml
 from ansible.plugins.filter.core import FilterModule
 
-VARS = yaml.safe_load((Path(__file__).resolve().parents[3] / "roles/incident/vars/main.yml").read_text())
+ROLE = Path(__file__).resolve().parents[3] / "roles/incident"
+TASKS = ROLE / "tasks"
+VARS = yaml.safe_load((ROLE / "vars/main.yml").read_text())
 QUARANTINES = VARS["incident_quarantines"]
 
 
@@ -71,3 +73,16 @@ def test_which_suspects_are_touched(action, suspects, pids):
     assert value("incident_suspects", incident_verdict=verdict, incident_reading=reading) == pids
     stored = {"stages": {"diagnose": {"data": {"evidence": {"info": reading}}}}}
     assert value("incident_suspects", incident_verdict=verdict, incident=stored) == pids, "when the run is taken up again"
+
+
+@pytest.mark.parametrize(
+    "given, means",
+    [(None, False), (False, False), ("false", False), ("no", False), ("0", False), (True, True), ("true", True), ("yes", True)],
+)
+def test_a_word_on_the_command_line_is_no_truth(given, means):
+    """`-e gpuops_reconcile=false` is a text, which Jinja would take for yes, and a run that names its node would do something else."""
+    environment = jinja2.nativetypes.NativeEnvironment()
+    environment.filters["bool"] = FilterModule().filters()["bool"]
+    expression = yaml.safe_load((ROLE / "defaults/main.yml").read_text())["incident_reconcile"]
+    rendered = environment.from_string(expression).render({} if given is None else {"gpuops_reconcile": given})
+    assert rendered is means

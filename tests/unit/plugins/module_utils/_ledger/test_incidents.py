@@ -127,7 +127,7 @@ def test_a_group_is_one_incident(ledger):
     first = opened(ledger, from_group("controller", "c1", ["gpu-1", "gpu-2"], "unknown", NOON))
     assert how(ledger, from_group("controller", "c1", ["gpu-1", "gpu-3"], "unknown", NOON)) == ("found", first)
     record = ledger.incident(first)
-    assert (record["kind"], record["scope"], record["nodes"]) == ("group", "job", ["gpu-1", "gpu-2"])
+    assert (record["kind"], record["scope"], record["nodes"]) == ("group", "job", ["gpu-1", "gpu-3"])
     assert opened(ledger) != first
 
 
@@ -346,13 +346,13 @@ def test_one_notification_an_incident_and_state(ledger):
 
 def test_an_overdue_incident_may_still_be_contained(ledger, clock):
     """The pod that would not end has ended after all; nothing was done behind anybody's back, so people are told."""
-    incident_id = opened(ledger)
+    incident_id = opened(ledger, by_hand(GPU))
     diagnosed(ledger, incident_id)
     for stage, end in (("isolate", "ok"), ("taint", "ok"), ("evict", "ok"), ("verify", "failed")):
         ledger.finish_stage(incident_id, stage, end)
     assert ledger.close_incident(incident_id)[1]["state"] == "quarantined_overdue"
     clock.on(3000)
-    opening = ledger.open_incident(by_hand())
+    opening = ledger.open_incident(by_hand(GPU))
     assert (opening.how, opening.record["resume"]) == ("found", "verify")
     assert ledger.start_stage(incident_id, "evict")["skip"]
     assert ledger.start_stage(incident_id, "verify")["seconds"] == 60
@@ -431,15 +431,15 @@ def test_what_the_breaker_held_is_diagnosed_anew_after_the_reset(ledger, clock):
 def test_what_the_mode_held_is_due_again_when_it_allows_more(ledger):
     """S4"""
     ledger.set_mode("fence", "jane", "why")
-    incident_id = opened(ledger)
+    incident_id = opened(ledger, by_hand(GPU))
     diagnosed(ledger, incident_id)
     ledger.intend(incident_id, "t", None, 1)
     ledger.finish_stage(incident_id, "evict", "failed", error_kind="mode_forbids")
     record = ledger.close_incident(incident_id)[1]
     assert (record["state"], record["stages"]["evict"]["outcome"]) == ("held_for_human", "due")
-    assert ledger.open_incident(by_hand()).record["round"] == 1
+    assert ledger.open_incident(by_hand(GPU)).record["round"] == 1
     ledger.set_mode("act", "jane", "why")
-    assert ledger.open_incident(by_hand()).record["round"] == 2
+    assert ledger.open_incident(by_hand(GPU)).record["round"] == 2
 
 
 def test_what_a_mode_forbade_on_the_way_is_due_again(ledger):
