@@ -23,3 +23,19 @@ options:
     type: str
     default: sqlite:////var/lib/gpuops/ledger.db
 """
+
+    LOCK = r"""
+options:
+  node:
+    description: The node whose lock O(lock_token) is of.
+    type: str
+  lock_token:
+    description:
+      - The token of the lock under which the run works, as M(gpuops.remediation.node_lock) returned it and has told the ledger.
+        Nothing is written once somebody else has the lock, and else the ledger's record of it is renewed.
+      - Requires O(node) and O(lock_holder).
+    type: int
+  lock_holder:
+    description: Who holds that lock.
+    type: str
+"""

@@ -111,7 +111,9 @@ gpus:
       description: The GPU's temperature.
       type: int
     ecc:
-      description: Whether ECC is enabled, and the counters C(corrected_volatile), C(uncorrected_volatile), C(corrected_aggregate), C(uncorrected_aggregate).
+      description:
+        - Whether ECC is enabled, and the counters C(corrected_volatile), C(uncorrected_volatile), C(corrected_aggregate), C(uncorrected_aggregate).
+        - C(sram_threshold_exceeded), whether on-chip memory has had more errors than the driver tolerates; null where the driver does not say.
       type: dict
     remapped_rows:
       description: Counts of C(correctable) and C(uncorrectable) remaps, and whether one is C(pending) or has ended in C(failure).

@@ -16,11 +16,16 @@ description:
     pattern; the message itself stays in the ledger's inbox.
   - Each alert of a message is judged alone. One without a usable node or GPU is held, and people are told once.
   - An incident that has ended and still stands (contained, overdue or held) comes back with RV(incidents[].resume=verify).
+    One that was held before anybody had looked at its GPU is diagnosed from the start, in a new round with a deadline of its own, when an
+    operator or another episode of an alert asks again.
+  - Who names no GPU for certain (the whole node, or an index) means what is sick there now. Incidents that have ended do not answer that; a new
+    one is opened, and they come back beside it.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
   - gpuops.remediation.attributes
   - gpuops.remediation.ledger
+  - gpuops.remediation.ledger.lock
 attributes:
   check_mode:
     support: full
@@ -53,7 +58,9 @@ options:
     type: list
     elements: str
   node:
-    description: The node, as an operator names it.
+    description:
+      - The node, as an operator names it.
+      - With O(lock_token), the node whose lock that is of.
     type: str
   gpu:
     description:
@@ -106,7 +113,9 @@ options:
     type: int
     default: 0
   anew:
-    description: Diagnose an open incident from the start again, with a new deadline.
+    description:
+      - Diagnose an open incident from the start again, with a new deadline.
+      - A quarantine that stands is kept, whatever the new verdict says; only the release lifts it.
     type: bool
     default: false
   break_glass:
@@ -226,6 +235,10 @@ incident:
   description: The incident, as in RV(incidents).
   returned: success and O(state=closed) or O(state=released)
   type: dict
+error_kind:
+  description: V(lock_lost) when somebody else has the lock by now.
+  returned: failure
+  type: str
 glass:
   description: The glass is broken.
   returned: with O(break_glass), where the ledger is away
@@ -253,7 +266,12 @@ pruned:
   type: int
 """
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import (
+    LEDGER_LOCK_NEEDS,
+    LEDGER_LOCK_SPEC,
+    LEDGER_SPEC,
+    open_ledger_under_lock,
+)
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.glass import absorbed, opened
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.opening import ended
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
@@ -271,11 +289,11 @@ SUBJECTS = ("alert_file", "inbox_ids", "incident_ids", "node", "group")
 SPEC = {
     "argument_spec": {
         **LEDGER_SPEC,
+        **LEDGER_LOCK_SPEC,
         "state": {"default": "opened", "choices": ["opened", "closed", "released", "absorbed", "pruned"]},
         "alert_file": {"type": "path"},
         "inbox_ids": {"type": "list", "elements": "int"},
         "incident_ids": {"type": "list", "elements": "str"},
-        "node": {},
         "gpu": {},
         "group": {"type": "dict", "options": GROUP_SPEC},
         "inventory": {"type": "dict", "default": {}},
@@ -298,14 +316,14 @@ SPEC = {
         ("state", "released", ["incident_id"]),
         ("state", "absorbed", ["ledger_dir"]),
     ],
-    "required_by": {"gpu": ["node"], "break_glass": ["node"]},
+    "required_by": {"gpu": ["node"], "break_glass": ["node"], **LEDGER_LOCK_NEEDS},
 }
 
 
 def run(params, check_mode):
     if params["state"] == "opened":
         return opened(params, check_mode)
-    ledger = open_ledger(params["ledger_url"], check_mode)
+    ledger = open_ledger_under_lock(params, check_mode)
     if params["state"] == "absorbed":
         return absorbed(ledger, params["ledger_dir"])
     if params["state"] == "pruned":

@@ -19,6 +19,7 @@ author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
   - gpuops.remediation.attributes
   - gpuops.remediation.ledger
+  - gpuops.remediation.ledger.lock
 attributes:
   check_mode:
     support: full
@@ -81,14 +82,24 @@ change:
       description: The incidents that want it now.
       type: list
       elements: str
+error_kind:
+  description: V(lock_lost) when somebody else has the lock by now.
+  returned: failure
+  type: str
 """
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import (
+    LEDGER_LOCK_NEEDS,
+    LEDGER_LOCK_SPEC,
+    LEDGER_SPEC,
+    open_ledger_under_lock,
+)
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 
 SPEC = {
     "argument_spec": {
         **LEDGER_SPEC,
+        **LEDGER_LOCK_SPEC,
         "state": {"required": True, "choices": ["intended", "applied", "disowned", "reverted"]},
         "incident_id": {"required": True},
         "target": {"required": True},
@@ -96,12 +107,13 @@ SPEC = {
         "wanted": {"type": "raw"},
         "after": {"type": "raw"},
     },
+    "required_by": LEDGER_LOCK_NEEDS,
 }
 
 
 def run(params, check_mode):
     incident_id, target = params["incident_id"], params["target"]
-    ledger = open_ledger(params["ledger_url"], check_mode)
+    ledger = open_ledger_under_lock(params, check_mode)
     before = after = ledger.open_change(target)
     if params["state"] == "intended":
         after = ledger.intend(incident_id, target, params["before"], params["wanted"])

@@ -75,6 +75,11 @@ due_again:
   returned: success
   type: list
   elements: str
+cancelled:
+  description: Ids of incidents that a human ended.
+  returned: success
+  type: list
+  elements: str
 unhandled:
   description: Ids of messages in the inbox that nobody has read.
   returned: success

@@ -21,6 +21,7 @@ author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
   - gpuops.remediation.attributes
   - gpuops.remediation.ledger
+  - gpuops.remediation.ledger.lock
 attributes:
   check_mode:
     support: full
@@ -130,22 +131,32 @@ releases:
   description:
     - When each GPU of the node was released last, or a human cancelled an incident of it; what is older is no evidence.
       By UUID and by C(pci:ADDRESS); C(-) stands for the whole node.
-  returned: success, O(state=started) and O(stage=diagnose)
+  returned: success, O(state=started) and O(stage=diagnose) or O(stage=taint)
   type: dict
 incident:
   description: The incident, as M(gpuops.remediation.incident) returns it.
   returned: success
   type: dict
+error_kind:
+  description: V(lock_lost) when somebody else has the lock by now.
+  returned: failure
+  type: str
 """
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.stages import OUTCOMES, STAGES
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import (
+    LEDGER_LOCK_NEEDS,
+    LEDGER_LOCK_SPEC,
+    LEDGER_SPEC,
+    open_ledger_under_lock,
+)
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 
 SPEC = {
     "argument_spec": {
         **LEDGER_SPEC,
+        **LEDGER_LOCK_SPEC,
         "state": {"required": True, "choices": ["started", "finished"]},
         "incident_id": {"required": True},
         "stage": {"required": True, "choices": list(STAGES)},
@@ -156,12 +167,13 @@ SPEC = {
         "data": {"type": "dict", "default": {}},
     },
     "required_if": [("state", "finished", ["outcome"])],
+    "required_by": LEDGER_LOCK_NEEDS,
 }
 
 
 def run(params, check_mode):
     stage = params["stage"]
-    ledger = open_ledger(params["ledger_url"], check_mode)
+    ledger = open_ledger_under_lock(params, check_mode)
     before = ledger.incident(params["incident_id"])["stages"].get(stage, {})
     if params["state"] == "started":
         result = ledger.start_stage(params["incident_id"], stage, Limits.of(params["limits"]))

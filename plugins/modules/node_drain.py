@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: node_drain
-short_description: Evict pods from a Kubernetes node within a deadline
+short_description: Evict pods from a Kubernetes node within a deadline, or see that none is left
 description:
   - Asks for evictions, so that PodDisruptionBudgets are kept, and asks again until O(deadline_seconds) while they refuse. One pod's refusals
     do not keep the others waiting.
@@ -16,6 +16,7 @@ description:
   - Mirror pods, pods of a DaemonSet, the responder's own pods and pods that have completed are never touched.
     Pods that no controller would make again stay unless O(evict_unmanaged=true), and pods annotated C(gpuops.remediation/evict=never) stay
     always; RV(kept) names both.
+  - A pod that tolerates the node's taints and came back is named and not evicted again; where nothing else is left, it is not waited for.
   - The node is not tainted by this module, and no cordon is ever lifted by it.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
@@ -36,6 +37,13 @@ attributes:
   idempotent:
     support: full
 options:
+  state:
+    description: What is wanted.
+    type: str
+    default: drained
+    choices:
+      drained: The pods that are meant are evicted.
+      free: None of them is there. Nothing is evicted, cordoned or waited for.
   node:
     description: The node's name.
     type: str
@@ -174,6 +182,7 @@ SPEC = {
         **CONNECTION_SPEC,
         **LOCK_SPEC,
         **LEDGER_SPEC,
+        "state": {"default": "drained", "choices": ["drained", "free"]},
         "node": {"required": True},
         "uid": {},
         "scope": {"default": "node", "choices": ["node", "gpu"]},
@@ -192,9 +201,12 @@ def run(params, check_mode):
     selection = Selection(params["scope"], certain, evict_unmanaged=params["evict_unmanaged"])
     api = api_of(params)
     permit = permit_of(params["node"], params, api, ledger_of(params, check_mode), deadline, check_mode)
-    writer = NodeWriter(api, permit, deadline, params["uid"], check_mode)
+    writer = NodeWriter(api, permit, deadline, params["uid"], check_mode and params["state"] == "drained")
+    drain = Drain(writer, selection, params["lock_namespace"])
+    if params["state"] == "free":
+        return result_of(drain.look(), None)
     cordoned = writer.present(cordon=True) if params["cordon"] else None
-    return result_of(Drain(writer, selection, params["lock_namespace"]).run(), cordoned)
+    return result_of(drain.run(), cordoned)
 
 
 def main():

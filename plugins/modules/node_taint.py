@@ -65,6 +65,8 @@ options:
         - With an incident, what the ledger says that it changed on the node (taints, cordon) is undone, to what was there before.
           What another open incident wants as well stays, and so does what somebody else has put in its place.
         - Without one, the O(taints) are removed, whoever put them there.
+      forgotten:
+        - The annotation does not name the incident, which a human has ended. Nothing else is touched.
   taints:
     description: The taints. A taint is known by key and effect.
     type: list
@@ -183,7 +185,7 @@ SPEC = {
         **LOCK_SPEC,
         **LEDGER_SPEC,
         "nodes": {"type": "list", "elements": "dict", "required": True, "options": NODE_SPEC},
-        "state": {"default": "present", "choices": ["present", "absent"]},
+        "state": {"default": "present", "choices": ["present", "absent", "forgotten"]},
         "taints": {
             "type": "list",
             "elements": "dict",
@@ -207,6 +209,8 @@ def run(params, check_mode):
         writer = NodeWriter(api, permit, deadline, node["uid"], check_mode)
         if params["state"] == "present":
             return writer.present(params["taints"])
+        if params["state"] == "forgotten":
+            return writer.forget()
         return writer.release() if own["incident_id"] else writer.absent(params["taints"])
 
     result = summary(side_by_side(params["nodes"], write))

@@ -11,7 +11,8 @@ module: notification
 short_description: Hand out notifications, and keep what became of them
 description:
   - Notifications are written in the same transaction as what they tell of, once an incident and state.
-  - A claimed notification is handed to nobody else for two minutes. One that failed comes up again, later each time.
+  - A claimed notification is handed to nobody else for two minutes. One that failed comes up again, later each time, for the channels that
+    it has not reached.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
@@ -40,6 +41,14 @@ options:
     description: With O(state=sent) or O(state=failed), which.
     type: list
     elements: int
+  channels:
+    description: With O(state=claimed), the names of all channels that are configured. A notification is sent once each of them has it.
+    type: list
+    elements: str
+    default: []
+  channel:
+    description: With O(state=sent), the channel that has it; without one, nothing is left to be done.
+    type: str
   why:
     description: With O(state=failed), what went wrong.
     type: str
@@ -63,12 +72,14 @@ EXAMPLES = r"""
 - name: Take what is due
   gpuops.remediation.notification:
     state: claimed
+    channels: [pager, chat]
   register: due
 
-- name: Say that it was sent
+- name: Say that the pager has all of it
   gpuops.remediation.notification:
     state: sent
     ids: "{{ due.notifications | map(attribute='id') }}"
+    channel: pager
 """
 
 RETURN = r"""
@@ -92,6 +103,10 @@ notifications:
     payload:
       description: What it says.
       type: dict
+    channels:
+      description: Those of O(channels) that it has not reached.
+      type: list
+      elements: str
 """
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
@@ -102,6 +117,8 @@ SPEC = {
         **LEDGER_SPEC,
         "state": {"required": True, "choices": ["claimed", "sent", "failed", "queued"]},
         "ids": {"type": "list", "elements": "int"},
+        "channels": {"type": "list", "elements": "str", "default": []},
+        "channel": {},
         "why": {},
         "limit": {"type": "int", "default": 50},
         "key": {"no_log": False},
@@ -116,12 +133,12 @@ def run(params, check_mode):
     state = params["state"]
     ledger = open_ledger(params["ledger_url"], check_mode)
     if state == "claimed":
-        due = ledger.claim_notifications(params["limit"])
+        due = ledger.claim_notifications(params["limit"], channels=params["channels"])
         return {"changed": bool(due), "notifications": due}
     if state == "queued":
         return {"changed": ledger.notify(params["key"], params["topic"], params["payload"])}
     if state == "sent":
-        return {"changed": ledger.notifications_sent(params["ids"]) > 0}
+        return {"changed": ledger.notifications_sent(params["ids"], params["channel"]) > 0}
     return {"changed": ledger.notifications_failed(params["ids"], params["why"]) > 0}
 
 

@@ -12,6 +12,7 @@ description:
   - Compares what was read now with what was kept when the incident was diagnosed. A release needs every check, and each can refuse it alone.
   - NVML answers for all GPUs; no recovery action; no pending or failed row remap; no new uncorrectable ECC error; no fatal Xid since the
     repair; no holder; and, where the verdict asks for a reset, a reboot or a replacement, proof that it took place.
+  - Where the incident is about the node, its NVLinks or its fabric, the kernel log is judged as a whole, with the lines of NVSwitches (SXid).
   - A source that is configured and cannot be read is a refusal. One that is not configured is named.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
@@ -29,7 +30,7 @@ options:
     type: dict
     required: true
   policy_file:
-    description: The policy that says which Xids are fatal.
+    description: The policy that says which Xids and SXids are fatal.
     type: path
     required: true
   allowed_holders:
@@ -87,12 +88,11 @@ SPEC = {
 
 def run(params, check_mode):
     incident = open_ledger(params["ledger_url"], check_mode=True).incident(params["incident_id"])
-    policy = load_policy(params["policy_file"])
     results = checks(
         Case.of(
             incident,
             params["info"],
-            quarantines=lambda code: policy.row(code).action.startswith("quarantine"),
+            is_fatal=load_policy(params["policy_file"]).keeps_from_service,
             allowed_holders=params["allowed_holders"],
             prometheus_url=params["prometheus_url"],
         )

@@ -44,7 +44,7 @@ def test_from_create_to_destroy(command: Gpusim, tmp_path: Path) -> None:
     command("process", "gpu-1", "grow", "--pid", pid, "--memory-mib", "5")
     for words in (
         ["xid", "31", "--pid", pid, "--name", "train", "--text", "MMU Fault"], ["recovery-action", "gpu-reset"], ["row-remap", "--pending"],
-        ["ecc", "--uncorrected", "2"], ["temperature", "80"], ["hang", "nvmlDeviceGetSerial", "--seconds", "0.1"],
+        ["ecc", "--uncorrected", "2"], ["ecc", "--sram-threshold-exceeded"], ["temperature", "80"], ["hang", "nvmlDeviceGetSerial", "--seconds", "0.1"],
     ):  # fmt: skip
         command("inject", "gpu-1", "--gpu", "1", *words)
     command("inject", "gpu-1", "no-permission", "nvmlDeviceGetPowerUsage")
@@ -52,6 +52,7 @@ def test_from_create_to_destroy(command: Gpusim, tmp_path: Path) -> None:
     state = json.loads(command("show", "gpu-1"))
     gpu = state["gpus"][1]
     assert (gpu["recovery_action"], gpu["remapped_rows"]["pending"], gpu["ecc"]["uncorrected_volatile"]) == ("gpu_reset", True, 2)
+    assert gpu["ecc"]["sram_threshold_exceeded"] and not state["gpus"][0]["ecc"]["sram_threshold_exceeded"]
     assert [entry["memory_bytes"] for entry in state["processes"]] == [15 << 20]
     assert "31, pid=%s, name=train, MMU Fault\n" % pid in (tmp_path / "gpu-1/dev/kmsg").read_text(encoding="utf-8")
     assert "is in use by another client: train" in command("reset", "gpu-1", "--gpu", "1", ok=False)

@@ -105,6 +105,22 @@ result = [
     assert kernel_log(node)[-1].endswith("154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)")
 
 
+def test_on_chip_memory(node: Node) -> None:
+    node.ecc(1, sram_threshold_exceeded=True)
+    body = """
+status, result = n.c_nvmlEccSramErrorStatus_v1_t(), []
+for index in (0, 1):
+    n.nvmlDeviceGetSramEccErrorStatus(gpu(index), ctypes.byref(status))
+    result.append(status.bThresholdExceeded)
+status.version = 1
+result.append(ask(n.nvmlDeviceGetSramEccErrorStatus, gpu(), ctypes.byref(status)))
+"""
+    mismatch = {"error": "NVMLError_ArgumentVersionMismatch: Argument version mismatch"}
+    assert nvml_child.ask(node.library, body) == [0, 1, mismatch]
+    node.reset(1)
+    assert node.state()["gpus"][1]["ecc"]["sram_threshold_exceeded"], "the board keeps it"
+
+
 @pytest.mark.parametrize(
     ("inject", "expected"),
     [

@@ -197,3 +197,11 @@ class Controller:
     def journal(self, node: str) -> list[Mapping[str, Any]]:
         path = Path(self.nodes[node].host_variables()["gpuops_state_dir"]) / "journal.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def reachable_until(controller: Controller, name: str, down: Path) -> None:
+    """An SSH that answers until a file is there."""
+    ssh = controller.directory / f"ssh-{name}"
+    ssh.write_text(f'#!/bin/sh\n[ ! -e {down} ] || exit 255\nfor command; do :; done\nexec sh -c "$command"\n')
+    ssh.chmod(0o755)
+    controller.host_variables[name].update(ansible_connection="ssh", ansible_ssh_executable=str(ssh), ansible_pipelining=True)

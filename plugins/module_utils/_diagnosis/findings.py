@@ -24,7 +24,7 @@ RECOVERY_CHANGED = 154
 OFF_THE_BUS = 79
 
 # Without an answer to these calls NVML has not said whether the GPU is well.
-_DECISIVE = ("RemappedRows", "EccErrors", "EccMode", "FieldValues", "field 230", "Handle", "read")
+_DECISIVE = ("RemappedRows", "EccError", "EccMode", "FieldValues", "field 230", "Handle", "read")
 _REPAIRS_BY_DRIVER = ("reset_gpu", "reboot_node")
 
 

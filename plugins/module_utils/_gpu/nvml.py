@@ -76,8 +76,8 @@ class _Reader:
         self._nvml = nvml
         self._lost = False
 
-    def _call(self, name: str, *args: Any, unsupported: Any = None) -> Any:
-        """None when NVML refuses; NOT_SUPPORTED is this GPU's nature and no error."""
+    def _call(self, name: str, *args: Any, unsupported: Any = None, new: bool = False) -> Any:
+        """None when NVML refuses; NOT_SUPPORTED is this GPU's nature and no error, and so is it that an older driver lacks a `new` call."""
         self._emit({"gpu": self._index, "begins": name})
         try:
             value = getattr(self._nvml, name)(*args)
@@ -85,7 +85,8 @@ class _Reader:
             if error.value == self._nvml.NVML_ERROR_GPU_IS_LOST:
                 self._lost = True
                 self._tell(lost=True)
-            if error.value == self._nvml.NVML_ERROR_NOT_SUPPORTED:
+            lacking = (self._nvml.NVML_ERROR_FUNCTION_NOT_FOUND,) if new else ()
+            if error.value in (self._nvml.NVML_ERROR_NOT_SUPPORTED, *lacking):
                 self._tell()
                 return unsupported
             self._emit({"gpu": self._index, "call": name, "error": str(error)})
@@ -162,6 +163,14 @@ class _Reader:
         ):
             for counter, counter_name in ((nvml.NVML_VOLATILE_ECC, "volatile"), (nvml.NVML_AGGREGATE_ECC, "aggregate")):
                 self._tell(ecc={f"{kind_name}_{counter_name}": self._call("nvmlDeviceGetTotalEccErrors", handle, kind, counter)})
+
+        self._sram(handle)
+
+    def _sram(self, handle: Any) -> None:
+        made = getattr(self._nvml, "c_nvmlEccSramErrorStatus_v1_t", None)  # older releases of nvidia-ml-py lack it
+        status = made() if made else None
+        if status and self._call("nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status), new=True) is not None:
+            self._tell(ecc={"sram_threshold_exceeded": bool(status.bThresholdExceeded)})
 
     def _basics(self, handle: Any) -> None:
         memory = self._call("nvmlDeviceGetMemoryInfo", handle)

@@ -11,6 +11,7 @@ from __future__ import annotations
 TAINT = "taint"  # taints and annotations: nothing that runs is touched
 NODE = "node"  # processes, pods, device files
 RELEASE = "release"  # taking our own taints and annotations back
+FORGET = "forget"  # taking the name of an incident that a human ended off its node
 
 OBSERVE = "observe"
 MODES = (OBSERVE, "fence", "act")
@@ -19,7 +20,7 @@ _PERMITTED: dict[str, tuple[str, ...]] = {OBSERVE: (), "fence": (TAINT,), "act":
 
 
 def allows(mode: str, write: str) -> bool:
-    return (TAINT if write == RELEASE else write) in _PERMITTED[mode]
+    return (TAINT if write in (RELEASE, FORGET) else write) in _PERMITTED[mode]
 
 
 def permitted(mode: str) -> list[str]:

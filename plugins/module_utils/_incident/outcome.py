@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -20,6 +20,10 @@ _HUMAN = {
     "node_recreated": "the node was recreated under its name",
     "node_gone": "the node was taken out of the cluster",
 }
+# What a repeated verify saw against a containment, rather than failed to see; an ended incident may not write the taint that is missing.
+_SEEN = (*_HUMAN, "incident_ended")
+# What the stages can do about a fault; all other actions are left to a person.
+_MEANS = ("freeze", "kill", "quarantine_gpu", "quarantine_node", "hold")
 # Work left on a GPU that is out of service is a matter of time; what else fails needs a person.
 _TIME = ("evict", "verify")
 
@@ -50,12 +54,14 @@ def end(
         # Silence is not a verdict (S12): what was fenced stays fenced.
         reason = "no verdict%s" % _because(stages.get("diagnose", {}))
         return End("quarantined_overdue" if standing and overdue else "held_for_human", reason)
-    reasons = " ".join(str(reason) for reason in verdict.get("reasons") or ()) or "as the verdict says"
+    reasons = _reasons(verdict)
     action = verdict.get("action", "none")
     if action in ("none", "observe"):
         if standing:
             return End("held_for_human", "the verdict asks for nothing, and yet a change of ours stands")
         return End("fence_lifted" if changed else "no_action", reasons)
+    if action not in _MEANS:
+        return End("held_for_human", "this version leaves it to a person to %s. %s" % (_by_hand(verdict), reasons))
     due = [name for name, stage in problems if stage.get("outcome") == "due"]
     if due and not changed:
         return End("no_action", "the mode forbids what was due: %s" % ", ".join(due))
@@ -63,9 +69,12 @@ def end(
         return End("no_action", "the node is opted out")
     if action == "hold":
         return End("held_for_human", reasons)
-    evict = stages.get("evict", {})
-    kept = (evict.get("data") or {}).get("kept") or []
-    if kept and evict.get("outcome") == "ok":  # verify may well fail for them
+    evict, verify = (stages.get(name, {}) for name in ("evict", "verify"))
+    kept: list[Mapping[str, Any]] = next(
+        (data["kept"] for data in (verify.get("data") or {}, evict.get("data") or {}) if "kept" in data), []
+    )
+    came_back = verify.get("error_kind") == "evict_incomplete"
+    if kept and evict.get("outcome") == "ok" and not came_back:  # verify may well fail for them
         return End("held_for_human", "only a person may end these pods: %s" % ", ".join(_pod(pod) for pod in kept))
     if not problems:
         return End("contained", reasons)
@@ -74,6 +83,36 @@ def end(
         if not (quarantined and _is_time(name, stage)):
             return End("held_for_human", _told(name, stage))
     return End("quarantined_overdue", _told(*problems[0]))
+
+
+def repeated(computed: End, verdict: Optional[Mapping[str, Any]], stages: Mapping[str, Mapping[str, Any]]) -> End:
+    """The end of a contained incident after verify ran once more: what was proven stays until the contrary is seen."""
+    verify = stages.get("verify", {})
+    left = verify.get("outcome") == "failed" and (verify.get("data") or {}).get("left")
+    if computed.state == "contained" or left or verify.get("error_kind") in _SEEN:
+        return computed
+    return End("contained", "%s Not seen again since: %s" % (_reasons(verdict), computed.reason))
+
+
+def group_end(nodes: Sequence[str]) -> End:
+    """A group's incident asks for a look at what its nodes have in common; each node's own incident has the stages."""
+    told = (len(nodes), ", ".join(nodes))
+    return End("held_for_human", "%d nodes are silent at once (%s): look at the controller first" % told)
+
+
+def _reasons(verdict: Optional[Mapping[str, Any]]) -> str:
+    return " ".join(str(reason) for reason in (verdict or {}).get("reasons") or ()) or "as the verdict says"
+
+
+def _by_hand(verdict: Mapping[str, Any]) -> str:
+    """What a person has to do, and to whom."""
+    gpu = verdict.get("gpu_uuid") or verdict.get("pci_bus_id") or "the GPU"
+    if verdict["action"] == "terminate_client":
+        suspects = ["%s (%s)" % (one["pid"], one["name"]) if one.get("name") else str(one["pid"]) for one in verdict.get("suspects") or ()]
+        return "terminate an MPS client on %s: %s" % (gpu, ", ".join(suspects) or "none is known")
+    if verdict["action"] == "close_instance":
+        return "close GPU instance %s of %s" % ("?" if verdict.get("gi") is None else verdict["gi"], gpu)
+    return "%s on %s" % (verdict["action"], gpu)
 
 
 def _problems(stages: Mapping[str, Mapping[str, Any]], overdue: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:

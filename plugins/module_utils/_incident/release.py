@@ -23,6 +23,8 @@ Record = Mapping[str, Any]
 # What the kernel's PCI core says when a device was reset; no line of the driver's own tells it.
 _RESET = re.compile(r"^\d+,\d+,(?P<usec>\d+),[^;]*;nvidia (?P<pci>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): reset done")
 
+_SHARED = ("fabric", "nvlink")  # domains of what the GPUs of a node share: any of them, or a switch, may log the fault
+
 
 @dataclass(frozen=True)
 class Check:
@@ -43,12 +45,13 @@ class Case:
     opened_at: str
     repair: str
     scope: str
+    domain: str
     gpu_uuid: Optional[str]
     pci_bus_id: Optional[str]
     now: Record
     then: Record
     allowed_holders: Sequence[str]
-    is_fatal: Callable[[int], bool]
+    is_fatal: Callable[[Record], bool]
     prometheus_url: Optional[str] = None
 
     @classmethod
@@ -57,11 +60,11 @@ class Case:
         incident: Record,
         now: Record,
         *,
-        quarantines: Callable[[int], bool],
+        is_fatal: Callable[[Record], bool],
         allowed_holders: Sequence[str] = (),
         prometheus_url: Optional[str] = None,
     ) -> Case:
-        """From the ledger's record of the incident. `quarantines` says of an Xid whether it alone would quarantine a GPU."""
+        """From the ledger's record of the incident. `is_fatal` says of an Xid or SXid whether it alone keeps what it is about from service."""
         verdict: Record = incident.get("verdict") or {}
         diagnose: Record = (incident.get("stages") or {}).get("diagnose") or {}
         evidence: Record = (diagnose.get("data") or {}).get("evidence") or {}
@@ -69,12 +72,13 @@ class Case:
             opened_at=incident["opened_at"],
             repair=verdict.get("repair") or "none",
             scope=verdict.get("scope") or "gpu",
+            domain=verdict.get("domain") or incident.get("domain") or "unknown",
             gpu_uuid=verdict.get("gpu_uuid"),
             pci_bus_id=verdict.get("pci_bus_id"),
             now=now,
             then=evidence.get("info") or {},
             allowed_holders=allowed_holders,
-            is_fatal=quarantines,
+            is_fatal=is_fatal,
             prometheus_url=prometheus_url,
         )
 
@@ -173,7 +177,7 @@ def _ecc(case: Case) -> Check:
     before = {gpu.get("serial"): gpu.get("ecc") or {} for gpu in case.then.get("gpus") or []}
     faults = []
     for gpu in _concerned(case, case.now):
-        ecc, unread = gpu.get("ecc"), _unread(gpu, "EccMode", "EccErrors")
+        ecc, unread = gpu.get("ecc"), _unread(gpu, "EccMode", "EccError")
         if ecc is None or unread:
             faults.append(f"{_name(gpu)}: ECC counters could not be read {unread}".rstrip())
             continue
@@ -181,6 +185,8 @@ def _ecc(case: Case) -> Check:
         grown = (ecc.get("uncorrected_aggregate") or 0) - (before.get(gpu.get("serial"), {}).get("uncorrected_aggregate") or 0)
         if volatile or (gpu.get("serial") in before and grown > 0):
             faults.append(f"{_name(gpu)}: {max(volatile, grown)} new uncorrectable errors")
+        if ecc.get("sram_threshold_exceeded"):
+            faults.append(f"{_name(gpu)}: on-chip memory has had more errors than the driver tolerates")
     return _verdict("ecc", faults, "no new uncorrectable error")
 
 
@@ -213,14 +219,16 @@ def _resets(info: Record) -> list[tuple[str, str]]:
 def _kernel_log(case: Case) -> Check:
     since = _repair_time(case) or case.opened_at
     pcis = {gpu.get("pci_bus_id") for gpu in _concerned(case, case.now)} | {case.pci_bus_id}
+    whole = case.scope == "node" or case.domain in _SHARED
     fatal = [
-        f"Xid {event.get('code') or 'fallen off the bus'} on {event.get('pci_bus_id')} at {event.get('time')}"
+        f"{'SXid' if event.get('sxid') else 'Xid'} {event.get('code') or 'fallen off the bus'}"
+        f" on {event.get('pci_bus_id') or 'a GPU that the line does not name'} at {event.get('time')}"
         for event in case.now.get("xids") or []
-        if event.get("pci_bus_id") in pcis
+        if (whole or event.get("pci_bus_id") in pcis)
         and (event.get("time") or since) >= since
-        and (event.get("fallen_off_bus") or (event.get("code") is not None and case.is_fatal(event["code"])))
+        and (event.get("fallen_off_bus") or (event.get("code") is not None and case.is_fatal(event)))
     ]
-    return _verdict("kernel_log", fatal, f"no fatal Xid since {since}")
+    return _verdict("kernel_log", fatal, f"no fatal Xid{' or SXid of the whole node' if whole else ''} since {since}")
 
 
 def _holders(case: Case) -> Check:

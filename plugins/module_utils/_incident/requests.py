@@ -67,6 +67,11 @@ class Want:
         return fault_key(self.place.uid, self.gpu, self.domain)
 
     @property
+    def vague(self) -> bool:
+        """No GPU is named for certain: the whole node is meant, or an index, which moves when a GPU is lost."""
+        return not self.group_kind and (self.gpu == NODE_WIDE or self.gpu.startswith("index:"))
+
+    @property
     def starts_at(self) -> Optional[datetime]:
         return self.alert.starts_at if self.alert else None
 

@@ -38,7 +38,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions
     why_left,
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter, refuse_overridden
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Node, show
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Node, Taint, show
 
 GPU_DRIVER = "gpu.nvidia.com"
 ROUND_SECONDS = 1.0
@@ -63,6 +63,7 @@ class Drain:
         self._renewed = self._deadline.clock()
         self._in_force = {part: change.wanted for part, change in self._permit.changes().items() if change.status == "applied"}
         self._node_ready = True
+        self._taints: Sequence[Taint] = ()
         self._first: set[str] = set()  # what was on the node when we came
         self._known: set[str] = set()  # what was in the namespaces concerned
         self._leaving: dict[str, Pod] = {}  # everything that had or has to go
@@ -83,7 +84,7 @@ class Drain:
                 self._predict()
                 return self.report()
             while self._left:
-                if not self._deadline.left():
+                if not self._deadline.left() or self._hopeless():
                     with contextlib.suppress(KubeError):
                         self._follow(0)
                     raise EvictIncomplete(self._told())
@@ -91,6 +92,22 @@ class Drain:
                 self._deadline.pause(ROUND_SECONDS)
                 self._look()
             self._follow(SETTLE_SECONDS)
+            return self.report()
+        except RemediationError as error:
+            error.details.update(self.report())
+            raise
+
+    def look(self) -> dict[str, Any]:
+        """The report, when nothing that is meant is there except what stays on purpose. Nothing is asked for."""
+        try:
+            if self._permit.renew_lock:
+                self._permit.renew_lock()
+            self._look()
+            for pod in self._left:
+                if tolerates(pod, self._taints):
+                    self._refusals[uid(pod)] = "it tolerates the node's taints"
+            if self._left:
+                raise EvictIncomplete(self._told())
             return self.report()
         except RemediationError as error:
             error.details.update(self.report())
@@ -113,7 +130,7 @@ class Drain:
         try:
             node = self._writer.read()
             refuse_overridden(node, self._in_force)
-            self._node_ready = node.ready
+            self._node_ready, self._taints = node.ready, node.taints
             pods = self._pods(fieldSelector=f"spec.nodeName={node.name}")
         except ApiUnavailable as error:
             if not self._left:
@@ -128,9 +145,13 @@ class Drain:
         self._left = [pod for pod in meant if uid(pod) not in kept]
         self._leaving.update((uid(pod), pod) for pod in self._left)
         for pod in self._left:
-            if uid(pod) not in self._first and not terminating(pod) and tolerates(pod, node.taints):
+            if uid(pod) not in self._first and not terminating(pod) and tolerates(pod, self._taints):
                 self._refusals[uid(pod)] = "came after the drain began, and would come again: it tolerates the node's taints"
                 self._not_before[uid(pod)] = float("inf")
+
+    def _hopeless(self) -> bool:
+        """Whether all that is left came back and would again: waiting changes nothing."""
+        return all(self._not_before.get(uid(pod)) == float("inf") and not terminating(pod) for pod in self._left)
 
     def _evict(self) -> None:
         now = self._deadline.clock()

@@ -15,6 +15,7 @@ from typing import Any, Callable
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import NotConverged, Outcome, Step, converge
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import UnknownIncident
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.client import CONNECTIONS, KubeApi, node_path
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import (
@@ -130,6 +131,14 @@ class NodeWriter:
         for change in to_undo.values():
             self.permit.reverted(change)
         return outcome
+
+    def forget(self) -> Outcome[Node]:
+        """Take the name of the incident, which a human ended, off the node, and nothing else."""
+        incident = self.permit.incident
+        if incident is None:
+            raise UnknownIncident(f"no incident is named that node {self.name} is to forget")
+        want = Want(incidents={incident.id: False})
+        return self._settle(lambda: lambda node: want, lambda node: self.permit.check("forget"))
 
     def _settle(
         self,

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ansible.module_utils.basic import missing_required_lib
@@ -20,6 +21,8 @@ DEFAULT_URL = "sqlite:////var/lib/gpuops/ledger.db"
 
 # A URL may carry a password.
 LEDGER_SPEC: dict[str, dict[str, Any]] = {"ledger_url": {"default": DEFAULT_URL, "no_log": True}}
+LEDGER_LOCK_SPEC: dict[str, dict[str, Any]] = {"node": {}, "lock_token": {"type": "int", "no_log": False}, "lock_holder": {}}
+LEDGER_LOCK_NEEDS = {"lock_token": ["node", "lock_holder"]}
 
 
 def open_ledger(url: str, check_mode: bool = False, adopt: str = "") -> Ledger:
@@ -29,3 +32,9 @@ def open_ledger(url: str, check_mode: bool = False, adopt: str = "") -> Ledger:
     if database.LIBRARY_ERROR:
         raise MissingLibrary(missing_required_lib("SQLAlchemy, alembic (and psycopg for PostgreSQL)"), exception=database.LIBRARY_ERROR)
     return store.Ledger.open(url, check_mode=check_mode, adopt=adopt)
+
+
+def open_ledger_under_lock(params: Mapping[str, Any], check_mode: bool) -> Ledger:
+    """The ledger for who works under a node's lock, if that is said; it refuses who has lost it."""
+    ledger = open_ledger(params["ledger_url"], check_mode)
+    return ledger if params["lock_token"] is None else ledger.under(params["node"], params["lock_holder"], params["lock_token"])

@@ -12,8 +12,10 @@ Check mode runs the same code and rolls every transaction back.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import socket
 import threading
 import traceback
 import weakref
@@ -39,6 +41,7 @@ except ImportError:
     LIBRARY_ERROR = traceback.format_exc()
 
 BUSY_SECONDS = 30
+ANSWER_SECONDS = BUSY_SECONDS + 30  # for one transaction on a server that may have stopped answering
 _WRITER = 0x6770756F  # the advisory lock's number, "gpuo"
 
 Self = TypeVar("Self", bound="Database")
@@ -49,7 +52,8 @@ class Database:
 
     def __init__(self, url: sa.URL, where: str, check_mode: bool, clock: Callable[[], datetime]) -> None:
         self.where, self.check_mode, self.now = where, check_mode, clock
-        self._engine = _engine(url, check_mode)
+        self._server = _Server(url.get_backend_name() == "postgresql")
+        self._engine = _engine(url, check_mode, self._server)
         self._one = threading.RLock()
         weakref.finalize(self, self._engine.dispose)
 
@@ -98,7 +102,7 @@ class Database:
     @contextmanager
     def _transaction(self, writes: bool) -> Iterator[sa.Connection]:
         try:
-            with self._one, self._engine.connect() as connection:
+            with self._one, self._server.watched(), self._engine.connect() as connection:
                 connection = connection.execution_options(writes=writes)
                 with connection.begin() as transaction:
                     if writes and connection.dialect.name == "postgresql":
@@ -112,7 +116,8 @@ class Database:
         except exc.IntegrityError:
             raise
         except exc.DBAPIError as error:
-            raise LedgerUnavailable("the ledger (%s) cannot be used, so nothing is changed: %s" % (self.where, _words(error))) from error
+            why = self._server.silent or _words(error)
+            raise LedgerUnavailable("the ledger (%s) cannot be used, so nothing is changed: %s" % (self.where, why)) from error
 
     def _migrated(self, target: sa.URL, adopt: str) -> bool:
         """Bring the database to this version; False where check mode would have to write for that."""
@@ -160,6 +165,42 @@ class Database:
         connection.execute(sa.insert(SETTINGS).values(name=name, value=value, set_at=self.now(), set_by=who, why=why))
 
 
+class _Server:
+    """The connections to a PostgreSQL server, cut when it does not answer in time: libpq waits for ever for one that has stopped."""
+
+    def __init__(self, is_one: bool) -> None:
+        self.silent = ""
+        self._is_one = is_one
+        self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def connect(self, dialect: Any, record: Any, arguments: Any, options: Any) -> Any:
+        """SQLAlchemy's event `do_connect`."""
+        connection = dialect.connect(*arguments, **options)
+        self._connections.add(connection)
+        return connection
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        if not self._is_one:
+            yield
+            return
+        self.silent = ""
+        timer = threading.Timer(ANSWER_SECONDS, self._cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+    def _cut(self) -> None:
+        self.silent = "no answer within %d s" % ANSWER_SECONDS
+        for connection in list(self._connections):
+            with contextlib.suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as same:
+                same.shutdown(socket.SHUT_RDWR)
+
+
 def controller() -> str:
     """What tells this controller from others, across reboots and new names."""
     try:
@@ -168,9 +209,11 @@ def controller() -> str:
         return platform.node()
 
 
-def _engine(url: sa.URL, check_mode: bool) -> sa.Engine:
+def _engine(url: sa.URL, check_mode: bool, server: _Server) -> sa.Engine:
     if url.get_backend_name() == "postgresql":
-        return sa.create_engine(url, connect_args={"connect_timeout": 10})
+        engine = sa.create_engine(url, connect_args={"connect_timeout": 10})
+        event.listen(engine, "do_connect", server.connect)
+        return engine
     if not _is_file(url):
         engine = sa.create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})
     else:

@@ -18,7 +18,7 @@ from typing import Any
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import AnothersLedger, LedgerUnavailable, LockHeld
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import utc_now
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import open_ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import open_ledger, open_ledger_under_lock
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.database import Database
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.opening import open_incidents, wanted
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
@@ -38,7 +38,7 @@ def opened(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
     """The module's result: the incidents in the ledger, or where it is away and an operator says so, in the named node's own."""
     glass = params["break_glass"]
     try:
-        ledger = open_ledger(params["ledger_url"], check_mode)
+        ledger = open_ledger_under_lock(params, check_mode)
         if glass:
             ledger.glass_wanted(params["node"], glass["who"], glass["why"])
         return open_incidents(ledger, params)

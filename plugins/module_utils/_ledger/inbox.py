@@ -109,9 +109,9 @@ class Inbox(Changes):
                 elif opening.record is None:
                     ignored.append({**about, "reason": opening.reason})
                 else:
-                    record = opening.record
-                    key = "%s %s %s" % (record["id"], record["node"], record["gpu"])  # in check mode all new ones have the same id
-                    records.setdefault(key, record)
+                    for record in opening.records:
+                        key = "%s %s %s" % (record["id"], record["node"], record["gpu"])  # in check mode all new ones have the same id
+                        records.setdefault(key, record)
             self._handled(inbox_id, None)
         if errors and not records and not held and not ignored:
             raise errors[0]

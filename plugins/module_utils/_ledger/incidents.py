@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident import outcome
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Alert
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import NODE_WIDE, Alert
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits, deadline
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import (
     ChangesLeft,
@@ -31,7 +31,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys 
     OPEN_STATES,
     SETTLED_STATES,
 )
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import RELEASE, allows, needed_mode, permitted
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import FORGET, RELEASE, allows, needed_mode, permitted
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.records import (
     PREDICTED,
     incident_record,
@@ -40,6 +40,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.recor
     predicted,
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Place, Want, place_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.rounds import asks_for_quarantine, kept, unseen
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.settings import Settings
 
@@ -66,11 +67,17 @@ class Opening:
     how: str  # opened | found | ignored
     record: Optional[Record] = None
     reason: Optional[str] = None
+    beside: Sequence[Record] = ()  # where no GPU is named for certain: those of the node that have ended, to be looked at too
+
+    @property
+    def records(self) -> list[Record]:
+        return [*([self.record] if self.record else []), *self.beside]
 
 
 class Incidents(Settings):
     def _before_write(self, connection: sa.Connection) -> None:
         """In check mode the predicted incident exists, for as long as the transaction that is rolled back."""
+        super()._before_write(connection)
         if self.check_mode:
             self._insert(connection, Want(Place("-", "-"), self.now()), Limits(), incident_id=PREDICTED)
 
@@ -90,7 +97,7 @@ class Incidents(Settings):
             opening = self._found(connection, row, want, limits, anew) if row else self._opened(connection, want, limits, max_running)
             if want.alert and opening.record and opening.record["id"] != PREDICTED:
                 self._attach(connection, want.alert, opening.record["id"])
-            return opening
+            return replace(opening, beside=self._beside(connection, want, opening.record)) if want.vague and opening.record else opening
 
     def reopen(
         self, incident_id: str, limits: Optional[Limits] = None, *, anew: bool = False, inventory: Optional[Mapping[str, Any]] = None
@@ -98,7 +105,9 @@ class Incidents(Settings):
         """Take up an incident by its id, as reconcile does; release does so too, and must find it as it ended."""
         with self.write() as connection:
             row = self._incident(connection, incident_id)
-            place = place_of(inventory, row.node) if inventory and row.node in inventory and row.kind == "fault" else None
+            if row.kind == "group":  # it has no node whose stages would end it
+                return Opening("found", self._record(connection, self._end_group(connection, row) if row.state in LIVE_STATES else row))
+            place = place_of(inventory, row.node) if inventory and row.node in inventory else None
             if place:
                 self._end_recreated(connection, Want(place, self.now()))
                 row = self._incident(connection, incident_id)
@@ -109,15 +118,21 @@ class Incidents(Settings):
     def _found(self, connection: sa.Connection, row: Any, want: Optional[Want], limits: Limits, anew: bool) -> Opening:
         if want and not want.place.managed and row.state in OPEN_STATES:
             row = self._end_opted_out(connection, row)
-        elif anew or (want and self._due_again(connection, row)):
-            # Diagnosed anew, never replayed: nothing of the earlier round but its changes is believed (S8).
+        elif want and want.group_kind and row.state in LIVE_STATES:
+            row = self._update(connection, row.id, nodes=list(want.nodes))
+        elif anew or (want and self._again(connection, row, want)):
+            # Diagnosed anew, never replayed: nothing of the earlier round but its changes is believed (S8), and a quarantine is not lifted by it.
             at = deadline(self.now(), None, limits).at
+            proven = self._proven(connection, row, row.round + 1)
+            episode = self._episode(want) if want and want.alert else {}
             row = self._update(
                 connection,
                 row.id,
                 state="running",
                 round=row.round + 1,
-                verdict=None,
+                nodes=list(want.nodes) if want and want.group_kind else row.nodes,
+                **episode,
+                verdict=kept(proven["verdict"]) if proven else None,
                 reason=None,
                 ended_at=None,
                 clock_at=self.now(),
@@ -127,6 +142,53 @@ class Incidents(Settings):
             if self.check_mode:
                 return Opening("found", predicted(self._record(connection, row)))
         return Opening("found", self._record(connection, row))
+
+    def _again(self, connection: sa.Connection, row: Any, want: Want) -> bool:
+        """Whether this asks for another round of an incident that has ended: what kept it is gone, or nobody has looked yet.
+
+        Not by another delivery of the same episode: whoever is to look was told.
+        """
+        if self._due_again(connection, row):
+            return True
+        if row.state not in ("held_for_human", "quarantined_overdue") or self._is_repeat(connection, row, want):
+            return False
+        if want.group_kind:
+            return set(row.nodes) != set(want.nodes)
+        return self._unseen(connection, row) or (want.vague and row.state == "held_for_human" and row.open_key == want.key)
+
+    def _unseen(self, connection: sa.Connection, row: Any) -> bool:
+        return unseen(row.state, row.verdict, self._record(connection, row)["stages"])
+
+    def _is_repeat(self, connection: sa.Connection, row: Any, want: Want) -> bool:
+        if not want.alert:
+            return False
+        same = (ALERTS.c.fingerprint == want.alert.fingerprint, ALERTS.c.starts_at == want.alert.starts_at)
+        return connection.execute(sa.select(ALERTS.c.id).where(*same, ALERTS.c.incident_id == row.id)).first() is not None
+
+    def _beside(self, connection: sa.Connection, want: Want, opened: Mapping[str, Any]) -> list[Record]:
+        """What has ended on the node of a request that names no GPU, or that was asked by the same index: it keeps what it has, and is verified."""
+        ended = sa.select(INCIDENTS).where(
+            INCIDENTS.c.kind == "fault",
+            INCIDENTS.c.node_uid == want.place.uid,
+            INCIDENTS.c.state.in_(ENDED_OPEN_STATES),
+            INCIDENTS.c.id != opened["id"],
+        )
+        if want.gpu != NODE_WIDE:
+            ended = ended.where(INCIDENTS.c.asked_key == want.key)
+        rows = connection.execute(ended.order_by(INCIDENTS.c.opened_at, INCIDENTS.c.id)).all()
+        rows = [row for row in rows if not (self._due_again(connection, row) or self._unseen(connection, row))]
+        return [self._record(connection, row if want.place.managed else self._end_opted_out(connection, row)) for row in rows]
+
+    def _proven(self, connection: sa.Connection, row: Any, before_round: int) -> Optional[Mapping[str, Any]]:
+        """What the diagnosis kept that asked for a quarantine which stands; None where there is none, or only a fence that none confirmed."""
+        earlier = (STAGES.c.incident_id == row.id, STAGES.c.name == "diagnose", STAGES.c.round < before_round)
+        kept_data = connection.execute(sa.select(STAGES.c.data).where(*earlier).order_by(STAGES.c.round.desc())).scalars()
+        proven = next((data for data in kept_data if asks_for_quarantine(data.get("verdict"))), None)
+        return proven if proven and self._standing(connection, row.id) else None
+
+    def _end_group(self, connection: sa.Connection, row: Any) -> Any:
+        told = outcome.group_end(row.nodes)
+        return self._end(connection, row, told.state, told.reason)
 
     def _end_opted_out(self, connection: sa.Connection, row: Any) -> Any:
         state = "held_for_human" if self._standing(connection, row.id) else "no_action"
@@ -178,10 +240,8 @@ class Incidents(Settings):
             "domain": want.domain,
             "scope": "job" if want.group_kind else None,
             "mode": self._mode(connection),
-            "alert": want.alert.record() if want.alert else None,
             "opened_at": self.now(),
-            "received_at": want.received_at,
-            "starts_at": want.starts_at,
+            **self._episode(want),
             "clock_at": due.clock_at,
             "deadline_at": due.at,
             "detected_late_seconds": due.detected_late_seconds,
@@ -189,23 +249,36 @@ class Incidents(Settings):
         connection.execute(sa.insert(INCIDENTS).values(**values))
         return self._incident(connection, str(values["id"]))
 
+    @staticmethod
+    def _episode(want: Want) -> Record:
+        return {"alert": want.alert.record() if want.alert else None, "received_at": want.received_at, "starts_at": want.starts_at}
+
     def _open_one(self, connection: sa.Connection, want: Want) -> Any:
         """The open incident that stands for the wanted fault.
 
         A repeat of an alert belongs to the incident that it opened, whatever that has become since. Another alert of the same GPU
         joins it only until it is diagnosed: a second fault must not be swallowed by the first. An operator means the GPU, so any does.
+        Who names no GPU for certain means whatever is sick there now, so no incident of one GPU answers that once it has ended.
         """
         open_ones = (
             sa.select(INCIDENTS).where(INCIDENTS.c.open_key.is_not(None)).order_by(INCIDENTS.c.opened_at.desc(), INCIDENTS.c.id.desc())
         )
         row = connection.execute(open_ones.where(INCIDENTS.c.open_key == want.key)).first()
-        if row is None and want.alert:
-            mine = sa.select(ALERTS.c.incident_id).where(ALERTS.c.fingerprint == want.alert.fingerprint)
-            row = connection.execute(open_ones.where(INCIDENTS.c.id.in_(mine), INCIDENTS.c.node_uid == want.place.uid)).first()
-        elif row is None:
+        if row is not None:
+            return row
+        if want.alert:
+            same: Any = INCIDENTS.c.id.in_(sa.select(ALERTS.c.incident_id).where(ALERTS.c.fingerprint == want.alert.fingerprint))
+        else:
             same = sa.or_(INCIDENTS.c.asked_key == want.key, sa.and_(INCIDENTS.c.gpu == want.gpu, INCIDENTS.c.kind == "fault"))
-            row = connection.execute(open_ones.where(INCIDENTS.c.node_uid == want.place.uid, same)).first()
-        return row
+        rows = connection.execute(open_ones.where(INCIDENTS.c.node_uid == want.place.uid, same)).all()
+        return next((row for row in rows if not want.vague or self._answers(connection, row, want)), None)
+
+    def _answers(self, connection: sa.Connection, row: Any, want: Want) -> bool:
+        if row.state in LIVE_STATES:
+            return True
+        if row.state == "held_for_human" and self._is_repeat(connection, row, want):
+            return True
+        return bool(row.gpu == want.gpu) and self._again(connection, row, want)
 
     def _end_recreated(self, connection: sa.Connection, want: Want) -> None:
         """A node recreated under its name is another node (S6). Without a UID from Kubernetes there is nothing to compare."""
@@ -233,6 +306,10 @@ class Incidents(Settings):
     def _attach(self, connection: sa.Connection, alert: Alert, incident_id: str) -> None:
         same = (ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at == alert.starts_at)
         connection.execute(sa.update(ALERTS).where(*same).values(incident_id=incident_id))
+
+    def _hand_over(self, connection: sa.Connection, ended: str, incident_id: str) -> None:
+        """The alerts of an incident that ends for another's sake belong to the other, so that their repeats find it."""
+        connection.execute(sa.update(ALERTS).where(ALERTS.c.incident_id == ended).values(incident_id=incident_id))
 
     def _why_ignored(self, connection: sa.Connection, want: Want, alert: Alert) -> Optional[str]:
         if alert.status == "resolved":
@@ -301,9 +378,12 @@ class Incidents(Settings):
         """Raises unless the mode and the incident's state let this be written now (S4, S6)."""
         with self.write() as connection:
             row, mode = self._incident(connection, incident_id), self._mode(connection)
-        if row.state == "cancelled_by_human":
+        forgets = write == FORGET and row.state == "cancelled_by_human"
+        if write == FORGET and row.state in OPEN_STATES:
+            raise ChangesLeft("incident %s is open, so its node goes on naming it" % incident_id)
+        if row.state == "cancelled_by_human" and not forgets:
             raise IncidentCancelled("incident %s was cancelled by a human: %s" % (incident_id, row.reason))
-        if row.state not in OPEN_STATES or (row.state in ENDED_OPEN_STATES and write != RELEASE):
+        if not forgets and (row.state not in OPEN_STATES or (row.state in ENDED_OPEN_STATES and write != RELEASE)):
             raise IncidentEnded("incident %s has ended in %s; only its release still changes anything" % (incident_id, row.state))
         if not allows(mode, write):
             raise ModeForbids("mode %s does not allow this; it needs mode %s" % (mode, needed_mode(write)), mode=mode)
@@ -330,11 +410,17 @@ class Incidents(Settings):
             computed = outcome.end(
                 row.verdict,
                 stages,
-                changed=standing or self._touched(connection, row.id),
-                standing=standing,
+                changed=bool(standing) or self._touched(connection, row.id),
+                standing=bool(standing),
                 overdue=self.now() > row.deadline_at,
             )
+            if row.kind == "group":
+                computed = outcome.group_end(row.nodes)
+            elif row.state == "contained":
+                computed = outcome.repeated(computed, row.verdict, stages)
             state, why = end_state or computed.state, reason or computed.reason
+            if standing and row.verdict is None and state != "cancelled_by_human":  # a fence, which silence never lifts (S12)
+                why += "; %s stands until a diagnosis confirms or lifts it" % ", ".join(standing)
             if standing and state in ("no_action", "fence_lifted"):
                 raise ChangesLeft("incident %s cannot end in %s while changes of it stand" % (incident_id, state))
             if row.state == state and row.reason == why:
@@ -355,7 +441,9 @@ class Incidents(Settings):
             return True, self._record(connection, row)
 
     def _end(self, connection: sa.Connection, row: Any, state: str, reason: str, **more: Any) -> Any:
-        now = self.now()
+        now, key = self.now(), "incident:%s:%d:%s" % (row.id, row.round, state)
+        if state == row.state == "contained" and reason != row.reason:
+            key += ":not seen again"
         values = {"state": state, "reason": reason, "ended_at": row.ended_at or now, **more}
         if state in CLOSED_STATES:
             values.update(open_key=None, closed_at=now)
@@ -368,7 +456,7 @@ class Incidents(Settings):
             for name in ["node", "host", "gpu", "serial", "slot", "domain", "scope", "state", "reason", "opened_at", "deadline_at"]
         }
         payload.update(incident_id=row.id, where=place(record), next_command=next_command(record))
-        self._notify(connection, "incident:%s:%d:%s" % (row.id, row.round, state), state, payload, row.id)
+        self._notify(connection, key, state, payload, row.id)
         return row
 
     def _update(self, connection: sa.Connection, incident_id: str, **values: Any) -> Any:
@@ -380,12 +468,12 @@ class Incidents(Settings):
         mine = sa.select(CHANGES.c.id).join(OWNERS, OWNERS.c.change_id == CHANGES.c.id).where(OWNERS.c.incident_id == incident_id)
         return connection.execute(mine.where(CHANGES.c.applied_at.is_not(None))).first() is not None
 
-    def _standing(self, connection: sa.Connection, incident_id: str) -> bool:
-        """A change of this incident stands: it still wants it, or nobody does and it is not undone yet."""
+    def _standing(self, connection: sa.Connection, incident_id: str) -> list[str]:
+        """What stands of this incident's changes: it still wants it, or nobody does and it is not undone yet."""
         others = sa.select(OWNERS.c.change_id).where(OWNERS.c.disowned_at.is_(None), OWNERS.c.incident_id != incident_id)
-        mine = sa.select(CHANGES.c.id).join(OWNERS, OWNERS.c.change_id == CHANGES.c.id).where(OWNERS.c.incident_id == incident_id)
+        mine = sa.select(CHANGES.c.target).join(OWNERS, OWNERS.c.change_id == CHANGES.c.id).where(OWNERS.c.incident_id == incident_id)
         wanted = sa.or_(OWNERS.c.disowned_at.is_(None), CHANGES.c.id.not_in(others))
-        return connection.execute(mine.where(CHANGES.c.open_target.is_not(None), wanted)).first() is not None
+        return list(connection.execute(mine.where(CHANGES.c.open_target.is_not(None), wanted).order_by(CHANGES.c.id)).scalars())
 
     def _leave_changes(self, connection: sa.Connection, incident_id: str) -> None:
         """What a human took over is no longer ours: it is neither put back nor undone, and new evidence starts afresh."""

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LockHeld, LockLost
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
@@ -23,8 +23,31 @@ except ImportError:  # said by _ledger.database
 
 LEASE_SECONDS = 30
 
+Self = TypeVar("Self", bound="Locks")
+
 
 class Locks(Database):
+    _under: Optional[tuple[str, str, int]] = None
+
+    def under(self: Self, node: str, holder: str, token: int) -> Self:
+        """From now on each write is refused once the node's lock is somebody else's, and else holds on to it, as the modules on the node do."""
+        self._under = (node, holder, token)
+        return self
+
+    def _before_write(self, connection: sa.Connection) -> None:
+        super()._before_write(connection)
+        if self._under is None or self.check_mode:  # which has taken no lock
+            return
+        node, holder, token = self._under
+        row = self._lock(connection, node)
+        if row is None:
+            return
+        if row.token != token or row.holder not in (None, holder):
+            told = (holder, node, token, row.holder or "nobody", row.token)
+            raise LockLost("%s no longer has the lock of node %s with token %d: %s, with %d" % told, holder=row.holder)
+        if row.holder:
+            self._put_lock(connection, node, holder, token, self.now() + timedelta(seconds=LEASE_SECONDS))
+
     def take_lock(self, node: str, holder: str, lease_seconds: int = LEASE_SECONDS) -> int:
         """The lock's token, higher than any before: whoever takes up its own incident again must not be mixed up with its old self."""
         with self.write() as connection:

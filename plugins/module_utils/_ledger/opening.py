@@ -34,7 +34,8 @@ def open_incidents(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
         if not openings:
             want = wanted(params, ledger.now())
             openings = [ledger.open_incident(want, limits, max_running=params["max_running"], anew=params["anew"])]
-        result = {"incidents": [opening.record for opening in openings], "held": [], "ignored": [], "truncated_alerts": 0}
+        records = [record for opening in openings for record in opening.records]
+        result = {"incidents": records, "held": [], "ignored": [], "truncated_alerts": 0}
     new = {record["id"]: record["state"] for record in result["incidents"] if not record["found"]}
     return {**result, "changed": bool(new or result["held"]), "diff": {"before": {}, "after": new}}
 

@@ -12,11 +12,19 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Optional
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import NODE_WIDE
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits, after_waiting
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import ModeForbids
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.history import WINDOW_SECONDS, failed_programs
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import SETTLED_STATES, refined, slot_of, with_identity
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import (
+    ENDED_OPEN_STATES,
+    SETTLED_STATES,
+    refined,
+    slot_of,
+    with_identity,
+)
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import permitted
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.rounds import asks_for_quarantine, kept
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.stages import start
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import from_iso, iso
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.incidents import Incidents, Record
@@ -57,6 +65,7 @@ class Stages(Incidents):
                 "data": stored.data if stored else {},
                 "incident": self._record(connection, row),
                 **(self._past(connection, row) if stage == "diagnose" else {}),
+                **({"releases": self._releases(connection, row)} if stage in ("diagnose", "taint") else {}),
             }
 
     def finish_stage(
@@ -72,18 +81,31 @@ class Stages(Incidents):
         data = dict(data or {})
         if error_kind == ModeForbids.kind and outcome == "failed":
             outcome = "due"
-        values = {"outcome": outcome, "reason": reason, "error_kind": error_kind, "data": data}
         with self.write() as connection:
             row = self._incident(connection, incident_id)
             stored = next((other for other in self._stages(connection, row) if other.name == stage), None)
+            verdict = data.get("verdict") if stage == "diagnose" else None
+            proven = self._proven(connection, row, row.round) if verdict and not asks_for_quarantine(verdict) else None
+            if proven:  # a release compares what it reads with the evidence of then
+                data = {**proven, "anew": data}
+            data = self._beside_proof(row, stored, outcome, data)
+            values = {"outcome": outcome, "reason": reason, "error_kind": error_kind, "data": data}
             if stored and stored.state == "finished" and all(getattr(stored, name) == value for name, value in values.items()):
                 return False, self._record(connection, row)
             self._put_stage(connection, row, stage, stored, state="finished", finished_at=self.now(), **values)
             if outcome == "due":  # it is due again when the mode allows more than the one that forbade it
                 row = self._update(connection, row.id, mode=self._mode(connection))
-            if stage == "diagnose" and data.get("verdict"):
-                row = self._refine(connection, row, data["verdict"], data.get("evidence") or {})
+            if verdict:
+                row = self._refine(connection, row, verdict, data.get("anew", data).get("evidence") or {})
             return True, self._record(connection, row)
+
+    @staticmethod
+    def _beside_proof(row: Any, stored: Any, outcome: str, data: dict[str, Any]) -> dict[str, Any]:
+        """A repeat that cannot prove an ended incident's containment again leaves the proof in place."""
+        if row.state not in ENDED_OPEN_STATES or stored is None or outcome == "ok":
+            return data
+        proof = {"at": iso(row.ended_at), "data": stored.data} if stored.outcome == "ok" else stored.data.get("proven")
+        return {**data, "proven": proof} if proof else data
 
     def _refine(self, connection: sa.Connection, row: Any, verdict: Mapping[str, Any], evidence: Mapping[str, Any]) -> Any:
         info = evidence.get("info") or None
@@ -91,11 +113,15 @@ class Stages(Incidents):
         known = refined(verdict, row._mapping)
         known["slot"] = slot_of(known["gpu"], info) or row.slot
         key = with_identity(row.asked_key, known["gpu"], known["domain"])
+        proven = self._proven(connection, row, row.round)
         other = connection.execute(sa.select(INCIDENTS).where(INCIDENTS.c.open_key == key, INCIDENTS.c.id != row.id)).first()
         if other and other.state == "held_for_human" and verdict.get("action") not in _IDLE and not self._standing(connection, other.id):
             # What was too little to act on must not swallow what is enough.
             self._end(connection, other, "no_action", "incident %s knows more of the same fault" % row.id)
+            self._hand_over(connection, other.id, row.id)
             other = None
+        if proven and (other or not asks_for_quarantine(verdict)):
+            return self._update(connection, row.id, verdict=kept(proven["verdict"], verdict, other.id if other else None))
         if other is None:
             closed = row.open_key is None
             return self._update(connection, row.id, **known, verdict=dict(verdict), open_key=None if closed else key)
@@ -108,8 +134,12 @@ class Stages(Incidents):
             "merged_into": other.id,
             "reasons": [reason, *(verdict.get("reasons") or ())],
         }
+        if row.gpu == NODE_WIDE != known["gpu"]:  # who asked for the whole node goes on with the other, and with every further one
+            merged["further"] = [known["gpu"], *(verdict.get("further") or ())]
+        self._hand_over(connection, row.id, other.id)
         row = self._update(connection, row.id, verdict=merged)
-        return row if self._standing(connection, row.id) else self._end(connection, row, "no_action", reason)
+        waits = merged.get("further") or self._standing(connection, row.id)
+        return row if waits else self._end(connection, row, "no_action", reason)
 
     def _put_stage(self, connection: sa.Connection, row: Any, stage: str, stored: Any, **values: Any) -> None:
         if stored:
@@ -122,19 +152,24 @@ class Stages(Incidents):
     # The past that a verdict weighs
 
     def _past(self, connection: sa.Connection, row: Any) -> dict[str, Any]:
-        """Programs that failed on this node's GPUs within a day (S14), and when its GPUs were released last or decided about by a human (S3, S6)."""
+        """Programs that failed on this node's GPUs within a day (S14)."""
         since = self.now() - timedelta(seconds=WINDOW_SECONDS)
         failures = sa.select(FAILURES).where(FAILURES.c.node == row.node, FAILURES.c.failed_at > since).order_by(FAILURES.c.failed_at)
         history = [
             {"gpu_uuid": one.gpu_uuid, "code": one.code, "executable_or_image": one.program, "time": iso(one.failed_at)}
             for one in connection.execute(failures)
         ]
+        return {"history": history}
+
+    @staticmethod
+    def _releases(connection: sa.Connection, row: Any) -> dict[str, Any]:
+        """When the node's GPUs were released last, or decided about by a human (S3, S6)."""
         settled = sa.select(INCIDENTS).where(INCIDENTS.c.state.in_(SETTLED_STATES), INCIDENTS.c.node_uid == row.node_uid)
         releases: dict[str, Any] = {}
         for one in connection.execute(settled.order_by(INCIDENTS.c.closed_at)):
             # A lost GPU is known by its address only.
             releases.update(dict.fromkeys([one.gpu, *(["pci:" + one.pci_bus_id] if one.pci_bus_id else [])], iso(one.closed_at)))
-        return {"history": history, "releases": releases}
+        return releases
 
     def _remember(self, connection: sa.Connection, row: Any, verdict: Mapping[str, Any], info: Optional[Mapping[str, Any]]) -> None:
         for failure in failed_programs(verdict, info):

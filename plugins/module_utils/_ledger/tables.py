@@ -190,6 +190,7 @@ else:
         sa.Column("attempts", sa.Integer, nullable=False),
         sa.Column("sent_at", UtcTime),
         sa.Column("error", sa.Text),
+        sa.Column("channels", sa.JSON),  # those configured at the last claim or told before, by name: whether it was told
     )
 
     # Programs that failed on a GPU: three different ones within a day are a hint at the hardware (S14).

@@ -64,6 +64,7 @@ class Views(Inbox, Locks):
             now = self.now()
             running = [row for row in rows if row.state == "running"]
             held = connection.execute(sa.select(ALERTS).where(ALERTS.c.status == "held").order_by(ALERTS.c.id)).all()
+            cancelled = sa.select(INCIDENTS.c.id).where(INCIDENTS.c.state == "cancelled_by_human").order_by(INCIDENTS.c.opened_at)
             unhandled = sa.select(INBOX.c.id).where(INBOX.c.handled_at.is_(None)).order_by(INBOX.c.id)
             unsent = sa.select(OUTBOX).where(OUTBOX.c.sent_at.is_(None)).order_by(OUTBOX.c.id)
             return {
@@ -74,6 +75,7 @@ class Views(Inbox, Locks):
                 "overdue": [row.id for row in running if row.deadline_at <= now],
                 "waiting": [row.id for row in rows if row.state == "fenced_waiting"],
                 "due_again": [row.id for row in rows if row.open_key and self._due_again(connection, row)],
+                "cancelled": list(connection.execute(cancelled).scalars()),
                 "unhandled": list(connection.execute(unhandled).scalars()),
                 "unsent": [notification(row) for row in connection.execute(unsent)],
                 "locks": self._locks(connection),
@@ -103,7 +105,7 @@ class Views(Inbox, Locks):
                 "changes": changes,
                 "notifications": [{**notification(one), "sent_at": iso(one.sent_at)} for one in told],
                 "budget": {"seconds": int(total), "spent_seconds": round(spent, 1), "within": spent <= total},
-                "next_command": next_command({"state": row.state, "id": row.id}),
+                "next_command": next_command(row._mapping),
             }
 
     def prune(self, older_than_days: int) -> int:

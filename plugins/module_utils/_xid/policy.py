@@ -124,6 +124,13 @@ class Policy:
         """What the policy says of an Xid; codes that it does not know have a written rule."""
         return self.xids.get(code) or replace(self.unknown_xid, key="xid %d" % code)
 
+    def keeps_from_service(self, event: Mapping[str, Any]) -> bool:
+        """Whether one line of the kernel log alone does (S17); a switch that does not say how bad it is needs a person first."""
+        facts = {"xids": {event["code"]}, "later_xids": (), "severity": event.get("severity")}
+        if event.get("sxid"):
+            return self.sxid.under(facts).action not in ("none", "observe")
+        return self.row(event["code"]).under(facts).action in QUARANTINES
+
     def recovery(self, action: str) -> Row:
         return self.recovery_actions.get(action) or self.recovery_actions["unknown"]
 

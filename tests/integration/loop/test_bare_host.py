@@ -10,6 +10,7 @@ import http.server
 import json
 import sqlite3
 import threading
+from pathlib import Path
 
 import pytest
 from loop import Controller, alive
@@ -64,7 +65,8 @@ def test_from_the_alert_to_the_release(controller, tmp_path):
     alert = str(controller.alert("bare-1", 3, 48))
 
     broken = ["sh", "-c", "cat >/dev/null; exit 1"]  # one that does not read would be a race with who writes to it
-    run = controller.remediate(alert_file=alert, notify_command=broken)
+    with alertmanager() as (url, posted):
+        run = controller.remediate(alert_file=alert, notify_command=broken, notify_alertmanager_url=url)
 
     assert run.ok, run.output
     [incident] = controller.incidents()
@@ -73,13 +75,17 @@ def test_from_the_alert_to_the_release(controller, tmp_path):
     assert not alive(pid)
     assert {entry["status"] for entry in controller.journal("bare-1")} == {"intended", "applied"}
     [unsent] = controller.ledger().overview()["unsent"]
-    assert (unsent["topic"], unsent["attempts"]) == ("contained", 1) and "non-zero return code" in unsent["error"]
+    assert (unsent["topic"], unsent["attempts"], unsent["channels"]) == ("contained", 1, ["command"])
+    assert "command: non-zero return code" in unsent["error"]
+    assert [message["labels"]["topic"] for _path, [message] in posted] == ["contained"], "one that fails holds nobody back"
 
     due_now(controller)
     told = tmp_path / "told"
     tell = {"notify_command": ["tee", "-a", str(told)]}
-    again = controller.remediate(alert_file=alert, **tell)
+    with alertmanager() as (url, posted):
+        again = controller.remediate(alert_file=alert, notify_alertmanager_url=url, **tell)
 
+    assert posted == [], "who was told is not told again"
     assert again.ok and again.changed("bare-1") == 0, again.output
     assert [one["id"] for one in controller.incidents()] == [incident["id"]]
     assert len(controller.incidents()[0]["changes"]) == len(incident["changes"])
@@ -115,3 +121,31 @@ def test_from_the_alert_to_the_release(controller, tmp_path):
     [(path, [message])] = posted  # once an incident and state, by each way
     assert path == "/api/v2/alerts" and message["labels"]["topic"] == "released"
     assert told.read_text().count('"topic"') == 2
+
+
+def test_a_lost_gpu_until_the_node_was_rebooted(controller):
+    """S3, S5, S17: another boot is the proof, also for the lock that the one before left; what was logged before it opens nothing again."""
+    node = controller.node("bare-1", gpus=2)
+    pid = node.start([1], "train", MIB)
+    controller.ledger(write=True).set_mode("act", "tests", "the test needs it")
+    node.xid(1, 79)
+    node.lost(1)
+    alert = str(controller.alert("bare-1", 1, 79))
+    run = controller.remediate(alert_file=alert)
+    assert run.ok, run.output
+    [incident] = controller.incidents()
+    assert (incident["state"], incident["verdict"]["repair"]) == ("contained", "reboot_node"), incident["reason"]
+    assert not alive(pid)
+
+    refused = controller.play("release", incident_id=incident["id"])
+    assert not refused.ok and "is lost" in refused.output and "asks for reboot node, and no proof of it was found" in refused.output
+    lock = Path(controller.host_variables["bare-1"]["gpuops_state_dir"]) / "lock.json"
+    held = json.loads(lock.read_text())
+    lock.write_text(json.dumps({**held, "holder": "a run that died with the node", "until": held["until"] + 1e9}))
+    node.reboot()
+    released = controller.play("release", incident_id=incident["id"])
+    assert released.ok, released.output
+    again = controller.remediate(alert_file=alert)
+    assert again.ok, again.output
+    [story] = controller.incidents()
+    assert (story["state"], {change["status"] for change in story["changes"]}) == ("released", {"reverted"})

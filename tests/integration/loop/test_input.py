@@ -120,3 +120,13 @@ def test_what_cannot_be_read(controller):
     assert [one["state"] for one in controller.incidents()] == ["contained"]
     assert not Path(f"/proc/{pid}").exists()
     assert controller.ledger().overview()["unhandled"] == []
+
+
+@pytest.mark.parametrize("playbook", ["remediate", "reconcile", "release", "mode", "status"])
+def test_a_limit_is_refused(controller, playbook):
+    """It would leave the controller's plays out, or the nodes': the run would do half of its work, or nothing, and say nothing."""
+    controller.node("bare-1", gpus=1)
+    for limit in ("bare-1", "bare-1,localhost"):
+        run = controller.play(playbook, "--limit", limit, mode="observe", who="tests", why="none", incident_id="none")
+        assert not run.ok and "leave out --limit" in run.output, run.output
+    assert controller.ledger().mode() == "act"

@@ -80,6 +80,13 @@ def test_two_incidents_on_a_node_and_an_admin(fleet):
     assert {state for (name, _gpu), state in fleet.ended().items() if name != "freed"} == {"released"}
     assert fleet.ended()["freed", fleet.uuid("freed", 0)] == "cancelled_by_human"
     assert [entry for entry in fleet.writes("nodes", since=since) if entry.name == "freed"] == []
+    assert fleet.incidents_on("freed") == [ids["freed", fleet.uuid("freed", 0)]]
+
+    for run in [fleet.play("reconcile") for _twice in range(2)]:
+        assert run.ok, run.output
+    [forgotten] = [entry for entry in fleet.writes("nodes", since=since) if entry.name == "freed"]
+    assert (fleet.incidents_on("freed"), fleet.objects.taints("freed")) == ([], [])
+    assert set(forgotten.request["metadata"]) == {"annotations", "resourceVersion", "uid"} and not forgotten.request["spec"]
 
 
 def test_a_cluster_in_trouble(fleet, cluster):
@@ -158,7 +165,7 @@ def test_ten_nodes_at_once(fleet):
         **dict.fromkeys(others, "contained"), hung: "held_for_human", endless: "quarantined_overdue",
     }, run.output  # fmt: skip
     assert "endless-" in found[endless]["reason"] and "finalizers example.com/stuck" in found[endless]["reason"]
-    assert found[endless]["stages"]["verify"]["error_kind"] == "still_held", "its process has outlived SIGTERM"
+    assert found[endless]["stages"]["verify"]["error_kind"] == "evict_incomplete", "its process has outlived SIGTERM"
     assert "default/stalled-" in found[hung]["reason"] and fleet.objects.pods_on(hung), "a hanging NVML is no proof that the work is dead"
     assert all(fleet.objects.taints(name) == [TAINT] for name in names)
     seconds = {name: {stage: each["seconds"] for stage, each in one["stages"].items()} for name, one in found.items()}
@@ -166,6 +173,47 @@ def test_ten_nodes_at_once(fleet):
     for name in others:
         assert seconds[name]["diagnose"] < 20 and seconds[name]["evict"] < 15
         assert found[name]["budget"]["within"]
+
+
+def test_work_that_stays(fleet):
+    """Contained is what is proven: a pod that comes back at once or after its eviction is named, and who stays is not waited for."""
+    names = ("back", "late", "kept")
+    fleet.gpu_nodes(*names)
+    tolerates = {"tolerations": [{"key": "gpu.unhealthy", "operator": "Exists"}]}
+    fleet.objects.deployment("back", node="back", **tolerates)
+    fleet.objects.deployment("late", 0, node="late", wait=False, **tolerates)
+    fleet.objects.pod("notebook", node="kept")
+    fleet.set("act", nodes=10)
+    for name in names:
+        fleet.nodes[name].xid(0, 48)
+    evicted, there = fleet.directory / "evicted", fleet.directory / "there"
+    fleet.before["Keep who was moved, and who stays"] = (
+        f'[ "$HOST" != late ] || {{ touch {evicted}; until [ -e {there} ]; do sleep .2; done; }}'
+    )
+
+    def come():
+        wait_until(evicted.exists, "the pods of late are evicted", 120)
+        fleet.objects.api.patch("Deployment", "late", {"spec": {"replicas": 1}})
+        fleet.objects.wait_for_pods("late", 1)
+        there.touch()
+
+    with fleet.kubelet(), beside(come):
+        run = fleet.remediate(alert_file=fleet.message(*(fleet.alert(name, 0, 48) for name in names)))
+
+    assert run.ok, run.output
+    found = {one["node"]: one for one in fleet.incidents()}
+    assert {name: found[name]["state"] for name in names} == {
+        "back": "quarantined_overdue", "late": "quarantined_overdue", "kept": "held_for_human",
+    }, run.output  # fmt: skip
+    stages = {name: found[name]["stages"] for name in names}
+    assert {name: stages[name]["evict"]["outcome"] for name in names} == {"back": "failed", "late": "ok", "kept": "ok"}
+    for name, who in zip(names, ("back-", "late-", "notebook")):
+        assert f"default/{who}" in found[name]["reason"]
+        assert fleet.objects.taints(name) == [TAINT]
+    assert stages["late"]["verify"]["error_kind"] == "evict_incomplete"
+    assert "tolerates the node's taints" in found["late"]["reason"]
+    assert [pod["name"].partition("-")[0] for pod in stages["late"]["verify"]["data"]["left"]] == ["late"]
+    assert all(stages[name][stage]["seconds"] < 40 for name in names for stage in ("evict", "verify"))  # of 240 and 60
 
 
 CLOSED = {
@@ -200,3 +248,31 @@ def test_silent_nodes(fleet):
     assert sorted(one["kind"] for one in new) == ["fault", "fault", "group"]
     assert {one["state"] for one in new} == {"held_for_human"}
     assert {tuple(one["nodes"]) for one in new if one["kind"] == "group"} == {("lost", "sick")}
+
+
+def test_fences_of_silent_nodes(fleet):
+    """S12: what was fenced before anybody knocked stays fenced, and says so; once the nodes answer, a diagnosis confirms or lifts it."""
+    names = ("lost", "well")
+    fleet.gpu_nodes(*names, **CLOSED)
+    fleet.set("act")
+    run = fleet.remediate(alert_file=fleet.message(*(fleet.alert(name, 0, 79) for name in names)))
+
+    assert run.ok, run.output
+    held = {one["node"]: one for one in fleet.incidents() if one["kind"] == "fault"}
+    for name in names:
+        assert (held[name]["state"], fleet.objects.taints(name)) == ("held_for_human", [TAINT])
+        assert f"look at the controller first; node/{name}/taint/gpu.unhealthy:NoSchedule stands" in held[name]["reason"]
+        assert held[name]["next_command"].endswith(f"-e gpuops_incident_id={held[name]['id']} -e gpuops_anew=true")
+    assert fleet.writes("pods/eviction") == []
+
+    for name in names:
+        fleet.host_variables[name] = {}
+    fleet.nodes["lost"].xid(0, 79)
+    fleet.nodes["lost"].lost(0)
+    for run in side_by_side(*(lambda name=name: fleet.remediate(incident_id=held[name]["id"], anew=True) for name in names)):
+        assert run.ok, run.output
+    assert {one["node"]: one["state"] for one in fleet.incidents() if one["kind"] == "fault"} == {
+        "lost": "contained",
+        "well": "fence_lifted",
+    }
+    assert [fleet.objects.taints(name) for name in names] == [[TAINT], []]

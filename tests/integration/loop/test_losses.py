@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from loop import Controller, alive
+from loop import Controller, alive, reachable_until
 
 pytestmark = pytest.mark.timeout(600)
 MIB = 1 << 20
@@ -78,20 +78,34 @@ def test_a_ledger_that_cannot_be_written(controller, tmp_path):
     assert [incident["state"] for incident in controller.incidents()] == ["running"], "reconcile takes it up"
 
 
-def test_a_node_that_hangs_on_the_way(controller, tmp_path):
-    """S12, S16: it answered at first, and then no more; its incident ends all the same, and is told."""
-    hangs, python = tmp_path / "hangs", tmp_path / "python"
-    python.write_text(f'#!/bin/sh\n[ ! -e {hangs} ] || exec sleep 600\nexec {sys.executable} "$@"\n')
+LOCKING, READING = "Take the lock on the node", "Read the GPUs, the kernel log and who holds what"
+
+
+@pytest.mark.parametrize(
+    "task, how",
+    [
+        pytest.param(LOCKING, "leaves", id="leaves"),
+        pytest.param(LOCKING, "hangs", id="hangs at first"),
+        pytest.param(READING, "hangs", id="hangs"),
+    ],
+)
+def test_a_node_that_goes_silent_on_the_way(controller, tmp_path, task, how):
+    """S12, S16: it answered when it was knocked on, and then no more; its incident ends all the same, and is told."""
+    gone, python = tmp_path / "gone", tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ ! -e {gone} ] || exec sleep 600\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    pid, alert = sick(controller, "bare-1", ansible_python_interpreter=str(python))
+    pid, alert = sick(controller, "bare-1", ansible_python_interpreter=str(python) if how == "hangs" else sys.executable)
+    if how == "leaves":
+        reachable_until(controller, "bare-1", gone)
     controller.ledger(write=True).set_mode("act", "tests", "the test needs it")
-    controller.before = {"Read the GPUs, the kernel log and who holds what": f"touch {hangs}"}
-    run = controller.remediate(alert_file=alert, read_seconds=1)
+    controller.before = {task: f"touch {gone}"}
+    run = controller.remediate(alert_file=alert, read_seconds=1, lock_wait_seconds=1)
     assert run.ok, run.output
     [incident] = controller.incidents()
     assert (incident["state"], incident["stages"]["isolate"]["error_kind"]) == ("held_for_human", "node_silent"), incident["reason"]
-    assert [entry["source"] for entry in incident["verdict"]["missing"]] == ["gpu_info"]
+    assert [entry["source"] for entry in incident["verdict"]["missing"]] == ["gpu_info"] * (task == READING)
     assert [one["topic"] for one in incident["notifications"]] == ["held_for_human"]
+    assert controller.ledger().overview()["locks"] == [], "and the lock is given back"
     assert alive(pid)
 
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from loop import REPOSITORY, Controller
+from loop import REPOSITORY, Controller, reachable_until
 
 pytestmark = pytest.mark.timeout(900)
 MIB = 1 << 20
@@ -55,14 +55,6 @@ def unreachable(controller, name):
     controller.host_variables[name].update(
         ansible_connection="ssh", ansible_host="127.0.0.1", ansible_port=port, ansible_ssh_common_args="-o ConnectTimeout=2"
     )
-
-
-def reachable_until(controller, name, down):
-    """An SSH that answers until a file is there."""
-    ssh = controller.directory / "ssh"
-    ssh.write_text(f'#!/bin/sh\n[ ! -e {down} ] || exit 255\nfor command; do :; done\nexec sh -c "$command"\n')
-    ssh.chmod(0o755)
-    controller.host_variables[name].update(ansible_connection="ssh", ansible_ssh_executable=str(ssh), ansible_pipelining=True)
 
 
 def test_each_trouble_by_itself(controller, tmp_path):

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -93,15 +95,16 @@ def lease(controller, node, seconds):
     path.write_text(json.dumps({**json.loads(path.read_text()), "until": time.clock_gettime(time.CLOCK_BOOTTIME) + seconds}))
 
 
-def test_sleeper_stops_where_another_took_over(controller, tmp_path):
-    """S5: a run that was stopped before its kill, and finds the incident taken up when it goes on, touches nothing more."""
+@pytest.mark.parametrize("task", ["End them", "End isolate", "End each incident in the state that its stages amount to"])
+def test_sleeper_stops_where_another_took_over(controller, tmp_path, task):
+    """S5: a run that was stopped before its kill or before it keeps anything, and finds the incident taken up, touches and writes nothing more."""
     pid, alert = sick(controller, "bare-1")
-    controller.before = {"End them": f"touch {tmp_path}/asleep; until [ -e {tmp_path}/awake ]; do sleep 0.1; done"}
+    controller.before = {task: f"touch {tmp_path}/asleep; until [ -e {tmp_path}/awake ]; do sleep 0.1; done"}
     with controller.playing("remediate", alert_file=alert) as sleeper:
         wait_for(tmp_path / "asleep", sleeper)
         controller.before = {}
         taken = controller.remediate(alert_file=alert)
-        before = controller.journal("bare-1")
+        before = written(controller)
         (tmp_path / "awake").touch()
         output = sleeper.communicate(timeout=120)[0]
 
@@ -109,8 +112,44 @@ def test_sleeper_stops_where_another_took_over(controller, tmp_path):
     assert not alive(pid)
     [incident] = controller.incidents()
     assert incident["state"] == "contained"
-    assert "lost the node's lock" in output
-    assert controller.journal("bare-1") == before
+    assert re.search("lost the node's lock|no longer has the lock", output)
+    assert written(controller) == before
+
+
+def written(controller):
+    """All that a run may write; what is counted from now is none of it."""
+    stories = [{name: value for name, value in story.items() if name != "seconds_left"} for story in controller.incidents()]
+    return controller.journal("bare-1"), stories
+
+
+@pytest.mark.parametrize(
+    "task, stage",
+    [
+        pytest.param("Read the GPUs, the kernel log and who holds what", "diagnose", id="before it reads"),
+        pytest.param("End them", "isolate", id="before it kills"),
+        pytest.param("Prove that nobody holds the sick GPU", "verify", id="before it proves"),
+    ],
+)
+def test_stops_where_the_nodes_file_is_anothers(controller, tmp_path, task, stage):
+    """S5: each module on a bare node asks the file there, whatever the ledger's mirror of it says; nothing more is done or concluded."""
+    pid, alert = sick(controller, "bare-1")
+    lock = Path(controller.host_variables["bare-1"]["gpuops_state_dir"]) / "lock.json"
+    take = tmp_path / "take.py"
+    take.write_text(
+        "import json, pathlib\n"
+        f"lock = pathlib.Path({str(lock)!r})\n"
+        "have = json.loads(lock.read_text())\n"
+        "lock.write_text(json.dumps({**have, 'holder': 'another', 'token': have['token'] + 1}))\n"
+    )
+    controller.before = {task: f"{sys.executable} {take}"}
+    run = controller.remediate(alert_file=alert)
+    assert run.ok and "lost the node's lock" in run.output, run.output
+    [incident] = controller.incidents()
+    assert (incident["state"], incident["stages"][stage]["state"]) == ("running", "started"), "reconcile takes it up"
+    assert (incident["verdict"] is None) == (stage == "diagnose")
+    assert alive(pid) == (stage != "verify")
+    assert bool(controller.journal("bare-1")) == (stage == "verify")
+    assert json.loads(lock.read_text())["holder"] == "another"
 
 
 def wait_for(path: Path, process: subprocess.Popen, seconds: float = 120):

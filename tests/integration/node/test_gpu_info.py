@@ -49,7 +49,7 @@ def test_selection(node):
 
 def test_faults(node):
     node.sim.row_remap(0, uncorrectable=2, pending=True)
-    node.sim.ecc(0, uncorrected=3)
+    node.sim.ecc(0, uncorrected=3, sram_threshold_exceeded=True)
     node.sim.recovery_action(0, "gpu_reset")
     node.sim.xid(0, 48)
     since = node.info()["xids"][-1]["time"]
@@ -60,6 +60,7 @@ def test_faults(node):
     assert (gpu["ecc"]["uncorrected_volatile"], gpu["recovery_action"]) == (3, "gpu_reset")
     assert {48, 79} <= {xid["code"] for xid in told["xids"]}
     assert {(xid["pci_bus_id"], xid["boot_id"]) for xid in told["xids"]} == {(gpu["pci_bus_id"], told["node"]["boot_id"])}
+    assert [one["ecc"]["sram_threshold_exceeded"] for one in told["gpus"]] == [True, False, False]
     assert 48 not in {xid["code"] for xid in node.info(since=since)["xids"]}
 
 

@@ -6,13 +6,39 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from pathlib import Path
 
 import jinja2
+import jinja2.nativetypes
 import pytest
 import yaml
+from ansible.plugins.filter.core import FilterModule
 
-TASKS = Path(__file__).resolve().parents[3] / "roles/incident/tasks"
+ROLE = Path(__file__).resolve().parents[3] / "roles/incident"
+TASKS = ROLE / "tasks"
+VARS = yaml.safe_load((ROLE / "vars/main.yml").read_text())
+QUARANTINES = VARS["incident_quarantines"]
+
+
+def unrolled(function):
+    """What Ansible makes of Jinja's generators: lists."""
+
+    @functools.wraps(function)
+    def call(*arguments, **options):
+        answer = function(*arguments, **options)
+        return list(answer) if isinstance(answer, types.GeneratorType) else answer
+
+    return call
+
+
+def value(name, **given):
+    """A variable of the role, from those that it is made of."""
+    environment = jinja2.nativetypes.NativeEnvironment(undefined=jinja2.ChainableUndefined)
+    filters = {**FilterModule().filters(), **environment.filters}
+    environment.filters = {name: unrolled(function) for name, function in filters.items()}
+    return environment.from_string(VARS[name].strip()).render(incident_quarantines=QUARANTINES, **given)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +50,39 @@ TASKS = Path(__file__).resolve().parents[3] / "roles/incident/tasks"
     ],
 )
 def test_whose_pods_are_evicted(action, scope, pods):
-    [drain, *_more] = yaml.safe_load((TASKS / "orchestrator/kubernetes/evict.yml").read_text())
-    expression = drain["gpuops.remediation.node_drain"]["scope"]
-    assert jinja2.Environment().from_string(expression).render(incident_verdict={"action": action, "scope": scope}) == pods
+    assert value("incident_drained", incident_verdict={"action": action, "scope": scope}) == pods
+
+
+NOW, THEN = "2026-01-01T02:00:00Z", "2026-01-01T01:00:00Z"
+
+
+@pytest.mark.parametrize(
+    "action, suspects, pids",
+    [
+        pytest.param("kill", [{"pid": 7, "start_time": THEN}], [{"pid": 7, "start_ticks": 70}], id="with the start that was read"),
+        pytest.param("kill", [{"pid": 7, "start_time": THEN}, {"pid": 9, "start_time": THEN}], [{"pid": 7, "start_ticks": 70}], id="gone"),
+        pytest.param("kill", [{"pid": 7, "start_time": None}], [], id="one that was gone when it was diagnosed: the pid is another's"),
+        pytest.param("quarantine_gpu", [{"pid": 7, "start_time": THEN}], [], id="a quarantine means every holder"),
+    ],
+)
+def test_which_suspects_are_touched(action, suspects, pids):
+    """S10: a pid alone names nobody."""
+    processes = [{"pid": 7, "start_ticks": 70, "start_time": THEN, "name": "train"}, {"pid": 8, "start_ticks": 80, "start_time": NOW}]
+    reading = {"gpus": [{"processes": processes[:1]}, {"processes": processes[1:]}]}
+    verdict = {"action": action, "suspects": suspects}
+    assert value("incident_suspects", incident_verdict=verdict, incident_reading=reading) == pids
+    stored = {"stages": {"diagnose": {"data": {"evidence": {"info": reading}}}}}
+    assert value("incident_suspects", incident_verdict=verdict, incident=stored) == pids, "when the run is taken up again"
+
+
+@pytest.mark.parametrize(
+    "given, means",
+    [(None, False), (False, False), ("false", False), ("no", False), ("0", False), (True, True), ("true", True), ("yes", True)],
+)
+def test_a_word_on_the_command_line_is_no_truth(given, means):
+    """`-e gpuops_reconcile=false` is a text, which Jinja would take for yes, and a run that names its node would do something else."""
+    environment = jinja2.nativetypes.NativeEnvironment()
+    environment.filters["bool"] = FilterModule().filters()["bool"]
+    expression = yaml.safe_load((ROLE / "defaults/main.yml").read_text())["incident_reconcile"]
+    rendered = environment.from_string(expression).render({} if given is None else {"gpuops_reconcile": given})
+    assert rendered is means

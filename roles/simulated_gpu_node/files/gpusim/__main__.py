@@ -82,6 +82,7 @@ def _inject_parser(inject: argparse.ArgumentParser) -> None:
     ecc = faults.add_parser("ecc", help="ECC errors, volatile and aggregate")
     ecc.add_argument("--corrected", type=int, default=0, metavar="N")
     ecc.add_argument("--uncorrected", type=int, default=0, metavar="N")
+    ecc.add_argument("--sram-threshold-exceeded", action="store_true", help="on-chip memory is worn out")
     faults.add_parser("temperature", help="of the GPU").add_argument("celsius", type=int)
     faults.add_parser("lost", help="'GPU is lost' from every call")
     hang = faults.add_parser("hang", help="a call does not return")
@@ -127,7 +128,7 @@ def _inject(node: Node, args: argparse.Namespace) -> None:
     elif args.fault == "row-remap":
         node.row_remap(gpu, args.correctable, args.uncorrectable, args.pending, args.failure)
     elif args.fault == "ecc":
-        node.ecc(gpu, args.corrected, args.uncorrected)
+        node.ecc(gpu, args.corrected, args.uncorrected, args.sram_threshold_exceeded)
     elif args.fault == "temperature":
         node.temperature(gpu, args.celsius)
     else:

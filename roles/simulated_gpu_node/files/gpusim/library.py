@@ -29,6 +29,7 @@ RECOVERY_ACTIONS = ("none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_
 NO_INSTANCE = 0xFFFFFFFF  # how NVML writes "not under MIG"
 PSTATE_UNKNOWN = 32
 DRAM = 2  # NVML_MEMORY_LOCATION_DRAM; the simulated errors are all there
+SRAM_STATUS_VERSION = 0x1000068  # nvmlEccSramErrorStatus_v1
 POLL_SECONDS = 0.05
 
 NODE = os.path.dirname(os.path.dirname(os.path.realpath(ffi.string(lib.gpusim_library_path()).decode())))
@@ -300,6 +301,14 @@ def nvmlDeviceGetMemoryErrorCounter(handle: Any, error: int, counter: int, locat
 def nvmlDeviceGetDetailedEccErrors(handle: Any, error: int, counter: int, counts: Any) -> None:
     counts.l1Cache = counts.l2Cache = counts.registerFile = 0
     counts.deviceMemory = _ecc(handle, error, counter)
+
+
+def nvmlDeviceGetSramEccErrorStatus(handle: Any, status: Any) -> None:
+    if status.version != SRAM_STATUS_VERSION:
+        raise NvmlError("ARGUMENT_VERSION_MISMATCH")
+    version = status.version
+    ffi.memmove(status, bytes(ffi.sizeof("nvmlEccSramErrorStatus_v1_t")), ffi.sizeof("nvmlEccSramErrorStatus_v1_t"))
+    status.version, status.bThresholdExceeded = version, _gpu(handle)["ecc"]["sram_threshold_exceeded"]
 
 
 def nvmlDeviceGetRemappedRows(handle: Any, correctable: Any, uncorrectable: Any, pending: Any, failure: Any) -> None:

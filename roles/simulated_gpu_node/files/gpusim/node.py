@@ -124,7 +124,10 @@ class Node:
             "index": index, "minor": index, "uuid": gpu_uuid, "serial": serial, "pci_bus_id": address, "slot": model["module_ids"][index],
             "temperature_celsius": model["temperature_celsius"], "persistence": model["persistence"],
             "lost": False, "recovery_action": "none", "introduced": False, "faults": no_faults(),
-            "ecc": {f"{kind}_{span}": 0 for kind in ("corrected", "uncorrected") for span in ("volatile", "aggregate")},
+            "ecc": {
+                **{f"{kind}_{span}": 0 for kind in ("corrected", "uncorrected") for span in ("volatile", "aggregate")},
+                "sram_threshold_exceeded": False,
+            },
             "remapped_rows": {"correctable": 0, "uncorrectable": 0, "pending": False, "failure": False},
             "mig": {"current": 0, "pending": 0, "instances": []}, "events": [], "resets": [],
             "answers": {  # what this GPU answers itself; the model answers the rest
@@ -168,7 +171,8 @@ class Node:
 
     @staticmethod
     def _power_up(gpu: dict[str, Any]) -> None:
-        """What a reset or a power cycle clears. Rows marked for remapping are remapped by it; a failure to remap and the aggregate counts stay."""
+        """What a reset or a power cycle clears. Rows marked for remapping are remapped by it; a failure to remap, worn-out
+        on-chip memory and the aggregate counts stay."""
         gpu.update(lost=False, recovery_action="none", faults=no_faults())
         gpu["ecc"].update(corrected_volatile=0, uncorrected_volatile=0)
         gpu["remapped_rows"]["pending"] = False
@@ -230,12 +234,13 @@ class Node:
             rows["pending"] |= pending
             rows["failure"] |= failure
 
-    def ecc(self, index: int, corrected: int = 0, uncorrected: int = 0) -> None:
+    def ecc(self, index: int, corrected: int = 0, uncorrected: int = 0, sram_threshold_exceeded: bool = False) -> None:
         with self.change() as state:
             gpu = self._select(state, index)
             for kind, count in (("corrected", corrected), ("uncorrected", uncorrected)):
                 gpu["ecc"][f"{kind}_volatile"] += count
                 gpu["ecc"][f"{kind}_aggregate"] += count
+            gpu["ecc"]["sram_threshold_exceeded"] |= sram_threshold_exceeded
             if uncorrected:
                 self._event(state, gpu, ECC_EVENT, 0)
 

@@ -17,6 +17,7 @@ typedef struct { char busIdLegacy[16]; unsigned int domain; unsigned int bus; un
 typedef struct { unsigned int gpu; unsigned int memory; } nvmlUtilization_t;
 typedef struct { unsigned int max; unsigned int high; unsigned int partial; unsigned int low; unsigned int none; } nvmlRowRemapperHistogramValues_t;
 typedef struct { unsigned long long l1Cache; unsigned long long l2Cache; unsigned long long deviceMemory; unsigned long long registerFile; } nvmlEccErrorCounts_t;
+typedef struct { unsigned int version; unsigned long long aggregateUncParity; unsigned long long aggregateUncSecDed; unsigned long long aggregateCor; unsigned long long volatileUncParity; unsigned long long volatileUncSecDed; unsigned long long volatileCor; unsigned long long aggregateUncBucketL2; unsigned long long aggregateUncBucketSm; unsigned long long aggregateUncBucketPcie; unsigned long long aggregateUncBucketMcu; unsigned long long aggregateUncBucketOther; unsigned int bThresholdExceeded; } nvmlEccSramErrorStatus_v1_t;
 typedef struct { unsigned int version; unsigned int value; } nvmlDeviceAddressingMode_t;
 typedef struct { unsigned int isC2cEnabled; } nvmlC2cModeInfo_v1_t;
 typedef struct { unsigned long long protectedMemSizeKib; unsigned long long unprotectedMemSizeKib; } nvmlConfComputeMemSizeInfo_t;
@@ -113,6 +114,7 @@ nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned int *current, un
 nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, unsigned int error, unsigned int counter, unsigned long long *value);
 nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned int error, unsigned int counter, unsigned int location, unsigned long long *value);
 nvmlReturn_t nvmlDeviceGetDetailedEccErrors(nvmlDevice_t device, unsigned int error, unsigned int counter, nvmlEccErrorCounts_t *value);
+nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_v1_t *value);
 nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correctable, unsigned int *uncorrectable, unsigned int *pending, unsigned int *failure);
 nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemapperHistogramValues_t *value);
 nvmlReturn_t nvmlDeviceGetRepairStatus(nvmlDevice_t device, nvmlRepairStatus_t *value);

@@ -88,7 +88,7 @@ def test_by_hand_and_by_id(run):
         "after": {"state": "held_for_human", "reason": "a look first"},
     }
     assert run(state="closed", incident_id=incident_id, end_state="held_for_human", reason="a look first")["changed"] is False
-    assert run(node="gpu-1", gpu="3", inventory=INVENTORY)["incidents"][0]["resume"] == "verify"
+    assert run(incident_ids=[incident_id])["incidents"][0]["resume"] == "verify"
     assert run(incident_ids=[incident_id], anew=True)["incidents"][0]["round"] == 2
     assert run(check_mode=True, state="released", incident_id=incident_id)["incident"]["state"] == "released"
     released = run(state="released", incident_id=incident_id, checks={"nvml": "answers"})

@@ -63,3 +63,14 @@ def test_failure_tells_what_is_left(api):
     result = run_module(node_drain.main, node="gpu-1", deadline_seconds=0.1)
     assert (result["failed"], result["error_kind"]) == (True, "evict_incomplete")
     assert ([each["name"] for each in result["left"]], [each["name"] for each in result["evicted"]]) == (["a"], ["gpu"])
+
+
+def test_only_looking(api):
+    """Nothing is evicted, nor cordoned."""
+    for check_mode in (True, False):
+        result = run_module(node_drain.main, check_mode=check_mode, node="gpu-1", scope="gpu", state="free", cordon=True)
+        assert (result["failed"], result["error_kind"], [each["name"] for each in result["left"]]) == (True, "evict_incomplete", ["gpu"])
+    assert api.writes() == []
+    del api.objects[f"{PODS}/gpu"]
+    result = run_module(node_drain.main, node="gpu-1", scope="gpu", state="free")
+    assert (result["changed"], result["left"], result["evicted"]) == (False, [], [])

@@ -52,6 +52,13 @@ def test_each_node_has_its_own_incident(api, ledger):
     assert [row.status for row in ledger.rows] == ["reverted", "reverted"]
 
 
+def test_forgetting(api, ledger):
+    run(nodes=[{"name": "gpu-1", "incident_id": "a"}])
+    forgotten = run(nodes=[{"name": "gpu-1", "incident_id": "a"}], state="forgotten")
+    assert forgotten["nodes"][0]["after"] == {"taints": [OURS], "incidents": [], "unschedulable": False}
+    assert "incident" in run(nodes=[{"name": "gpu-1"}], state="forgotten")["msg"]
+
+
 def test_the_lock_is_renewed_first(api, ledger):
     """S5: a lock that is not ours stops the write."""
     result = run(nodes=[{"name": "gpu-1", "lock_token": 7}, {"name": "gpu-2"}], lock_holder="run-1")

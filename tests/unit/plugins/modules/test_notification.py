@@ -30,6 +30,17 @@ def test_from_the_queue_to_the_pager(run):
     assert not run("failed", ids=[one["id"]], why="too late")["changed"]
 
 
+def test_each_channel_by_itself(run):
+    run("queued", key="waiting", topic="waiting")
+    (one,) = run("claimed", channels=["command", "alertmanager"])["notifications"]
+    assert one["channels"] == ["alertmanager", "command"]
+    assert run("sent", ids=[one["id"]], channel="command")["changed"]
+    assert not run("sent", ids=[one["id"]], channel="command")["changed"]
+    assert run("failed", ids=[one["id"]], why="the pager is down")["changed"]
+    assert run("sent", ids=[one["id"]], channel="alertmanager")["changed"]
+    assert not run("failed", ids=[one["id"]], why="too late")["changed"]
+
+
 @pytest.mark.parametrize("options", [{"state": "sent"}, {"state": "failed", "ids": [1]}, {"state": "queued", "key": "x"}])
 def test_what_is_missing(run, options):
     assert run(**options)["failed"]

@@ -16,11 +16,19 @@ UUID = "GPU-00000000-0000-0000-0000-000000000001"
 NOT_MIG = 0xFFFFFFFF
 
 
-class FakeError(Exception):
-    TEXTS = {3: "Not Supported", 4: "Insufficient Permissions", 6: "Not Found", 9: "Driver Not Loaded", 15: "GPU is lost"}  # noqa: RUF012
+TEXTS = {
+    3: "Not Supported",
+    4: "Insufficient Permissions",
+    6: "Not Found",
+    9: "Driver Not Loaded",
+    13: "Function Not Found",
+    15: "GPU is lost",
+}
 
+
+class FakeError(Exception):
     def __init__(self, value):
-        super().__init__(self.TEXTS[value])
+        super().__init__(TEXTS[value])
         self.value = value
 
 
@@ -30,6 +38,15 @@ def process(pid, memory=1 << 30, gi=NOT_MIG, ci=NOT_MIG):
 
 def field(value, refused=0):
     return [SimpleNamespace(nvmlReturn=refused, value=SimpleNamespace(uiVal=value))]
+
+
+class SramStatus(ctypes.Structure):
+    _fields_ = (("bThresholdExceeded", ctypes.c_uint),)
+
+
+def worn(handle, status):
+    status._obj.bThresholdExceeded = 1  # as the driver fills what it is given
+    return 0
 
 
 HEALTHY = {
@@ -47,6 +64,7 @@ HEALTHY = {
     "nvmlDeviceGetRemappedRows": (1, 2, 1, 0),
     "nvmlDeviceGetEccMode": (1, 1),
     "nvmlDeviceGetTotalEccErrors": lambda handle, kind, counter: 10 * kind + counter,
+    "nvmlDeviceGetSramEccErrorStatus": 0,
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=150754820096, used=644939776),
     "nvmlDeviceGetTemperature": 31,
     "nvmlDeviceGetMigMode": (0, 0),
@@ -66,6 +84,8 @@ CONSTANTS = {
     "NVML_TEMPERATURE_GPU": 0,
     "NVML_GPU_INSTANCE_PROFILE_COUNT": 3,
     "c_nvmlGpuInstance_t": ctypes.c_void_p,
+    "NVML_ERROR_FUNCTION_NOT_FOUND": 13,
+    "c_nvmlEccSramErrorStatus_v1_t": SramStatus,
 }
 
 
@@ -111,6 +131,7 @@ def test_a_healthy_gpu(monkeypatch):
             "corrected_aggregate": 1,
             "uncorrected_volatile": 10,
             "uncorrected_aggregate": 11,
+            "sram_threshold_exceeded": False,
         },
         "remapped_rows": {"correctable": 1, "uncorrectable": 2, "pending": True, "failure": False},
         "recovery_action": "none",
@@ -120,6 +141,28 @@ def test_a_healthy_gpu(monkeypatch):
         "lost": False,
         "errors": [],
     }
+
+
+@pytest.mark.parametrize(
+    ("answer", "exceeded", "errors"),
+    [
+        pytest.param(0, False, 0, id="well"),
+        pytest.param(worn, True, 0, id="worn out"),
+        pytest.param(FakeError(3), None, 0, id="not this model"),
+        pytest.param(FakeError(13), None, 0, id="an older driver"),
+        pytest.param(FakeError(4), None, 1, id="refused"),
+    ],
+)
+def test_sram(monkeypatch, answer, exceeded, errors):
+    _node, [gpu] = read(monkeypatch, nvmlDeviceGetSramEccErrorStatus=answer)
+    assert (gpu["ecc"]["sram_threshold_exceeded"], len(gpu["errors"])) == (exceeded, errors)
+    assert gpu["ecc"]["uncorrected_aggregate"] == 11
+
+
+def test_sram_and_an_older_binding(monkeypatch):
+    monkeypatch.delitem(CONSTANTS, "c_nvmlEccSramErrorStatus_v1_t")
+    _node, [gpu] = read(monkeypatch)
+    assert (gpu["ecc"]["sram_threshold_exceeded"], gpu["errors"]) == (None, [])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes
 def test_what_a_mode_allows(mode, taint, node, release):
     """S4"""
     assert (allows(mode, "taint"), allows(mode, "node"), allows(mode, "release")) == (taint, node, release)
+    assert allows(mode, "forget") == release
 
 
 def test_the_words_of_a_refusal():

@@ -15,6 +15,9 @@ QUARANTINE = {"action": "quarantine_gpu", "reasons": ["row remapping failed"]}
 NONE = {"action": "none", "reasons": ["Xid 13 is the application's"]}
 HOLD = {"action": "hold", "reasons": ["three programs failed"]}
 KILL = {"action": "kill", "reasons": ["a process"]}
+MPS = {"action": "terminate_client", "gpu_uuid": "GPU-1", "suspects": [{"pid": 7, "name": "train"}, {"pid": 8}], "reasons": ["one client"]}
+MIG = {"action": "close_instance", "gpu_uuid": "GPU-1", "gi": 3, "ci": None, "reasons": ["one instance"]}
+NEW = {"action": "invent_something", "reasons": ["a later policy"]}
 
 
 def stages(**differing):
@@ -45,6 +48,12 @@ STARTED = {"state": "started", "outcome": None}
         pytest.param(
             KILL, stages(taint={"outcome": "skipped"}, evict={"outcome": "skipped"}), {}, "contained", "a process", id="process scope"
         ),
+        pytest.param(
+            MPS, stages(), {}, "held_for_human", "terminate an MPS client on GPU-1: 7 (train), 8. one client", id="S10 by hand: MPS"
+        ),
+        pytest.param(MIG, stages(), {}, "held_for_human", "close GPU instance 3 of GPU-1. one instance", id="S10 by hand: MIG"),
+        pytest.param(NEW, stages(), {}, "held_for_human", "invent_something", id="what this version does not know"),
+        pytest.param(MPS, stages(isolate={"outcome": "due"}), {}, "held_for_human", "MPS client", id="by hand, in every mode"),
         pytest.param(NONE, stages(), {}, "no_action", "Xid 13", id="nothing to do"),
         pytest.param(NONE, stages(), {"changed": True}, "fence_lifted", "Xid 13", id="fence lifted"),
         pytest.param(NONE, stages(), STANDS, "held_for_human", "a change of ours stands", id="fence not lifted"),
@@ -85,6 +94,23 @@ STARTED = {"state": "started", "outcome": None}
         ),
         pytest.param(QUARANTINE, stages(evict=KEPT), STANDS, "held_for_human", "end these pods: ml/train-0", id="S11 pods stay"),
         pytest.param(QUARANTINE, stages(evict=KEPT, verify=failed()), STANDS, "held_for_human", "ml/train-0", id="S11 and hold the GPU"),
+        pytest.param(QUARANTINE, stages(verify=KEPT), STANDS, "held_for_human", "ml/train-0", id="S11 a pod came since that stays"),
+        pytest.param(
+            QUARANTINE,
+            stages(evict=KEPT, verify={"outcome": "ok", "data": {"kept": []}}),
+            STANDS,
+            "contained",
+            "row",
+            id="S11 and left since",
+        ),
+        pytest.param(
+            QUARANTINE,
+            stages(evict=KEPT, verify={**KEPT, **failed("evict_incomplete", "1 pod")}),
+            STANDS,
+            "quarantined_overdue",
+            "1 pod",
+            id="another came back",
+        ),
         pytest.param(QUARANTINE, stages(verify=failed()), STANDS, "quarantined_overdue", "verify failed", id="a holder is left"),
         pytest.param(
             QUARANTINE, stages(verify=failed(), taint={"outcome": "skipped"}), {}, "quarantined_overdue", "verify", id="bare host"
@@ -118,7 +144,7 @@ def test_end_states(verdict, ended, facts, state, words):
 
 def test_every_incident_ends_in_a_named_state():
     """S16: whatever the stages say; and what stands is never left in a closed state, unless a human took it."""
-    verdicts = [None, QUARANTINE, NONE, HOLD, KILL, {}]
+    verdicts = [None, QUARANTINE, NONE, HOLD, KILL, MPS, MIG, NEW, {}]
     for verdict, one, other, standing, overdue in itertools.product(verdicts, OUTCOMES, OUTCOMES, (True, False), (True, False)):
         ended = stages(isolate={"outcome": one}, verify={"outcome": other})
         state = end(verdict, ended, changed=standing, standing=standing, overdue=overdue).state

@@ -14,9 +14,11 @@ def test_where_to_walk_to():
     assert place({"node": "gpu-1", "gpu": "GPU-1", "serial": "165", "slot": "4"}) == "gpu-1, GPU GPU-1, serial 165, slot 4"
 
 
+@pytest.mark.parametrize("verdict", [None, {"quarantine_stands": True}])
 @pytest.mark.parametrize("state", sorted(STATES))
-def test_an_open_incident_says_what_to_type_next(state):
-    command = next_command({"state": state, "id": "i1"})
+def test_an_open_incident_says_what_to_type_next(state, verdict):
+    command = next_command({"state": state, "id": "i1", "verdict": verdict})
+    assert state != "held_for_human" or ("release" in command) == bool(verdict)
     assert command.startswith("ansible-playbook gpuops.remediation.") == (
         state not in ("no_action", "fence_lifted", "cancelled_by_human", "released")
     )

@@ -51,17 +51,18 @@ def info(*gpus, boot="boot-1", xids=(), missing=(), resets=()):
     }
 
 
-def case(now, *, repair="reboot_node", scope="gpu", prometheus_url=None, allowed=()):
+def case(now, *, repair="reboot_node", scope="gpu", domain="bus", prometheus_url=None, allowed=()):
     return Case(
         opened_at="2026-01-01T00:00:00Z",
         repair=repair,
         scope=scope,
-        gpu_uuid="GPU-1",
-        pci_bus_id=PCI,
+        domain=domain,
+        gpu_uuid=None if scope == "node" else "GPU-1",
+        pci_bus_id=None if scope == "node" else PCI,
         now=now,
         then=info(gpu()),
         allowed_holders=allowed,
-        is_fatal=lambda code: code in (48, 79),
+        is_fatal=lambda event: event["code"] in (48, 79) or event.get("sxid", False),
         prometheus_url=prometheus_url,
     )
 
@@ -97,6 +98,8 @@ def xid(code, time, pci=PCI):
         pytest.param(case(rebooted(ecc={"uncorrected_volatile": 1, "uncorrected_aggregate": 3})), ["ecc"], id="volatile ECC"),
         pytest.param(case(rebooted(ecc={"uncorrected_volatile": 0, "uncorrected_aggregate": 4})), ["ecc"], id="aggregate ECC grew"),
         pytest.param(case(rebooted(ecc=None)), ["ecc"], id="ECC unread"),
+        pytest.param(case(rebooted(ecc={"sram_threshold_exceeded": True})), ["ecc"], id="on-chip memory worn out"),
+        pytest.param(case(rebooted(errors=refused("nvmlDeviceGetSramEccErrorStatus"))), ["ecc"], id="on-chip memory refused by NVML"),
         pytest.param(case(rebooted(**UNREAD_ROWS)), ["row_remap"], id="remap refused by NVML"),
         pytest.param(case(rebooted(**UNREAD_ECC)), ["ecc"], id="ECC refused by NVML"),
         pytest.param(case(rebooted(**{**UNREAD_ROWS, **UNREAD_ECC, "errors": []})), [], id="a model without row remapping and ECC"),
@@ -127,9 +130,9 @@ def test_a_case_is_made_of_the_ledgers_record():
         "verdict": {"repair": "reboot_node", "scope": "gpu", "gpu_uuid": "GPU-1", "pci_bus_id": PCI},
         "stages": {"diagnose": {"data": {"evidence": {"info": info(gpu())}}}},
     }
-    made = Case.of(incident, REBOOTED, quarantines=lambda code: code in (48, 79))
+    made = Case.of(incident, REBOOTED, is_fatal=lambda event: event["code"] in (48, 79))
     assert failed(made) == []
-    assert failed(Case.of(incident, info(gpu()), quarantines=made.is_fatal)) == ["repaired"]
+    assert failed(Case.of(incident, info(gpu()), is_fatal=made.is_fatal)) == ["repaired"]
 
 
 HOURS = 3600
@@ -176,6 +179,37 @@ def test_a_reset_before_the_last_diagnosis_is_no_proof():
 def test_replace_wants_another_board_in_the_slot(serial, refused_by):
     now = rebooted(serial=serial, uuid="GPU-2" if serial == "S2" else "GPU-1", ecc={"uncorrected_volatile": 0, "uncorrected_aggregate": 0})
     assert failed(case(now, repair="replace")) == refused_by
+
+
+SWITCH = "0000:c1:00.0"
+LATER, EARLIER = "2026-01-01T02:00:00Z", "2026-01-01T00:30:00Z"  # than the boot
+
+
+def sxid(time):
+    return {**xid(20034, time, SWITCH), "sxid": True}
+
+
+@pytest.mark.parametrize(
+    "concerns, event, refused_by",
+    [
+        pytest.param({"scope": "node", "domain": "fabric"}, sxid(LATER), ["kernel_log"], id="a switch, for the node"),
+        pytest.param({"scope": "node", "domain": "fabric"}, sxid(EARLIER), [], id="a switch before the boot"),
+        pytest.param({"scope": "gpu", "domain": "nvlink"}, sxid(LATER), ["kernel_log"], id="a switch, for a link"),
+        pytest.param({"scope": "gpu", "domain": "fabric"}, sxid(LATER), ["kernel_log"], id="a switch, for the fabric"),
+        pytest.param({"scope": "gpu", "domain": "memory"}, sxid(LATER), [], id="a switch, for a GPU's own memory"),
+        pytest.param({"scope": "node", "domain": "driver"}, xid(79, LATER, None), ["kernel_log"], id="a line without a GPU, for the node"),
+        pytest.param({"scope": "node", "domain": "driver"}, xid(79, LATER, "0000:00:09.0"), ["kernel_log"], id="a GPU that is gone"),
+        pytest.param({"scope": "gpu", "domain": "nvlink"}, xid(79, LATER, "0000:00:09.0"), ["kernel_log"], id="the other end of a link"),
+        pytest.param({"scope": "gpu", "domain": "memory"}, xid(79, LATER, None), [], id="a line without a GPU, for another GPU"),
+        pytest.param({"scope": "node", "domain": "driver"}, xid(13, LATER, None), [], id="an application's"),
+    ],
+)
+def test_what_a_whole_node_logs(concerns, event, refused_by):
+    """S17: what the GPUs of a node share is looked at as a whole."""
+    the_case = case({**REBOOTED, "xids": [event]}, **concerns)
+    assert failed(the_case) == refused_by
+    [why] = [check.why for check in checks(the_case) if check.name == "kernel_log"]
+    assert (("SXid 20034" in why) if event.get("sxid") else ("Xid 79" in why)) is bool(refused_by)
 
 
 def test_node_scope_looks_at_every_gpu():

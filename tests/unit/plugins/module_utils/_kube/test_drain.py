@@ -190,6 +190,34 @@ def test_a_pod_that_would_come_again_is_named_and_not_hunted():
     with pytest.raises(EvictIncomplete, match="default/a2: came after the drain began"):
         world.drain().run()
     assert [name for _time, name in world.asked] == ["a"]
+    assert world.clock.time < 10, "nor waited for"
+
+
+@pytest.mark.parametrize(
+    "there, left",
+    [
+        pytest.param([], None, id="none"),
+        pytest.param([pod("bare", owner=None), pod("ds", owner="DaemonSet")], None, id="those that stay"),
+        pytest.param([pod("a")], "1 pods are left on node gpu-1: default/a: not evicted yet", id="not evicted"),
+        pytest.param([pod("a", terminating=True)], "default/a: terminating since", id="not ended"),
+        pytest.param([pod("a", tolerations=[{"operator": "Exists"}])], "default/a: it tolerates the node's taints", id="came back"),
+    ],
+)
+def test_only_looking(there, left):
+    """Nothing is asked for but the lock, whatever the mode and the incident's state allow."""
+    world = World(*there)
+    world.ledger.refuse["authorize"] = RemediationError("mode observe")
+    drain = world.drain(incident="i")
+    if left:
+        with pytest.raises(EvictIncomplete, match=left) as raised:
+            drain.look()
+        assert names(raised.value.failure()["left"]) == ["a"]
+    else:
+        report = drain.look()
+        assert (report["changed"], report["evicted"], report["left"]) == (False, [], [])
+        assert names(report["kept"]) == ["bare"] * bool(there)
+    assert world.api.writes() == []
+    assert (world.clock.time, len(world.lock_renewed)) == (0, 1)
 
 
 def test_everything_is_asked_before_each_eviction():

@@ -75,6 +75,17 @@ def test_everything_is_asked_before_the_write_in_order():
     assert (world.ledger.rows[0].before, world.ledger.rows[0].after) == (None, OURS)
 
 
+def test_only_the_name_is_forgotten():
+    """S6, S7: what a human did stays as it is, and so does what other incidents wrote."""
+    world = World(THEIRS, incidents='["b", "a"]', unschedulable=True)
+    before = world.api.objects[PATH]["spec"]
+    assert world.writer().forget().steps
+    assert (world.api.objects[PATH]["spec"], world.incidents()) == (before, '["b"]')
+    assert world.ledger.asked == [("authorize", "a", "forget")]
+    assert not world.writer().forget().steps
+    assert (len(world.api.writes()), len(world.ledger.asked)) == (1, 1)
+
+
 def test_again_writes_nothing():
     world = World()
     world.writer().present([OURS])

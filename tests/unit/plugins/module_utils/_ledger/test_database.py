@@ -66,6 +66,22 @@ def test_an_older_ledger_is_brought_up_to_date(ledger, url, monkeypatch):
     assert ran == ["9998"]
 
 
+def test_what_the_first_version_kept_stays(url, monkeypatch):
+    with monkeypatch.context() as first:
+        first.setattr(migrate, "VERSIONS", migrate.VERSIONS[:1])
+        first.setattr(migrate, "HEAD", "0001")
+        ledger = Ledger.open(url)
+        with ledger.write() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO outbox (id, key, topic, payload, created_at, due_at, attempts)"
+                " VALUES (1, 'k', 'contained', '{}', '2026-01-01 00:00:00', '2026-01-01 00:00:00', 0)"
+            )
+        ledger.close()
+    ledger = Ledger.open(url)
+    assert [one["key"] for one in ledger.claim_notifications(channels=["command"])] == ["k"]
+    ledger.close()
+
+
 def test_one_writer_at_a_time(ledger, url):
     """Two transactions that write never overlap, so rules need not think of isolation."""
     other = Ledger.open(url)

@@ -127,7 +127,7 @@ def test_a_group_is_one_incident(ledger):
     first = opened(ledger, from_group("controller", "c1", ["gpu-1", "gpu-2"], "unknown", NOON))
     assert how(ledger, from_group("controller", "c1", ["gpu-1", "gpu-3"], "unknown", NOON)) == ("found", first)
     record = ledger.incident(first)
-    assert (record["kind"], record["scope"], record["nodes"]) == ("group", "job", ["gpu-1", "gpu-2"])
+    assert (record["kind"], record["scope"], record["nodes"]) == ("group", "job", ["gpu-1", "gpu-3"])
     assert opened(ledger) != first
 
 
@@ -306,6 +306,22 @@ def test_a_closed_incident_changes_nothing(ledger, state, error, write):
         ledger.authorize(incident_id, write)
 
 
+def test_only_the_name_of_a_cancelled_incident_is_forgotten(ledger):
+    """S6: what a human took over is not touched; that we named the incident there is our own."""
+    ledger.set_mode("fence", "jane", "why")
+    open_one, cancelled, released = opened(ledger), opened(ledger, by_hand("1")), opened(ledger, by_hand("2"))
+    ledger.close_incident(cancelled, "cancelled_by_human")
+    ledger.release_incident(released)
+    ledger.authorize(cancelled, "forget")
+    for incident_id, error in ((open_one, ChangesLeft), (released, IncidentEnded)):
+        with pytest.raises(error):
+            ledger.authorize(incident_id, "forget")
+    assert ledger.overview()["cancelled"] == [cancelled]
+    ledger.set_mode("observe", "jane", "why")
+    with pytest.raises(ModeForbids):
+        ledger.authorize(cancelled, "forget")
+
+
 def test_no_such_incident(ledger):
     with pytest.raises(UnknownIncident):
         ledger.authorize("x", "taint")
@@ -330,13 +346,13 @@ def test_one_notification_an_incident_and_state(ledger):
 
 def test_an_overdue_incident_may_still_be_contained(ledger, clock):
     """The pod that would not end has ended after all; nothing was done behind anybody's back, so people are told."""
-    incident_id = opened(ledger)
+    incident_id = opened(ledger, by_hand(GPU))
     diagnosed(ledger, incident_id)
     for stage, end in (("isolate", "ok"), ("taint", "ok"), ("evict", "ok"), ("verify", "failed")):
         ledger.finish_stage(incident_id, stage, end)
     assert ledger.close_incident(incident_id)[1]["state"] == "quarantined_overdue"
     clock.on(3000)
-    opening = ledger.open_incident(by_hand())
+    opening = ledger.open_incident(by_hand(GPU))
     assert (opening.how, opening.record["resume"]) == ("found", "verify")
     assert ledger.start_stage(incident_id, "evict")["skip"]
     assert ledger.start_stage(incident_id, "verify")["seconds"] == 60
@@ -353,6 +369,18 @@ def test_nothing_closes_while_a_change_stands(ledger):
     ledger.close_incident(incident_id, "held_for_human")
     with pytest.raises(ChangesLeft):
         ledger.release_incident(incident_id)
+
+
+def test_who_is_held_before_a_verdict_says_which_fence_stands(ledger):
+    """S12: silence lifts nothing, so people are told that it is there and what decides about it."""
+    fenced, plain = opened(ledger), opened(ledger, by_hand("1"))
+    ledger.intend(fenced, "node/gpu-1/taint/x:NoSchedule", None, 1)
+    silent = ["held_for_human", "2 nodes are silent at once"]
+    record = ledger.close_incident(fenced, *silent)[1]
+    assert record["reason"] == "2 nodes are silent at once; node/gpu-1/taint/x:NoSchedule stands until a diagnosis confirms or lifts it"
+    assert not ledger.close_incident(fenced, *silent)[0]
+    assert "gpuops_anew=true" in ledger.story(fenced)["next_command"]
+    assert ledger.close_incident(plain, *silent)[1]["reason"] == "2 nodes are silent at once"
 
 
 def test_release_keeps_what_was_read(ledger):
@@ -403,15 +431,15 @@ def test_what_the_breaker_held_is_diagnosed_anew_after_the_reset(ledger, clock):
 def test_what_the_mode_held_is_due_again_when_it_allows_more(ledger):
     """S4"""
     ledger.set_mode("fence", "jane", "why")
-    incident_id = opened(ledger)
+    incident_id = opened(ledger, by_hand(GPU))
     diagnosed(ledger, incident_id)
     ledger.intend(incident_id, "t", None, 1)
     ledger.finish_stage(incident_id, "evict", "failed", error_kind="mode_forbids")
     record = ledger.close_incident(incident_id)[1]
     assert (record["state"], record["stages"]["evict"]["outcome"]) == ("held_for_human", "due")
-    assert ledger.open_incident(by_hand()).record["round"] == 1
+    assert ledger.open_incident(by_hand(GPU)).record["round"] == 1
     ledger.set_mode("act", "jane", "why")
-    assert ledger.open_incident(by_hand()).record["round"] == 2
+    assert ledger.open_incident(by_hand(GPU)).record["round"] == 2
 
 
 def test_what_a_mode_forbade_on_the_way_is_due_again(ledger):

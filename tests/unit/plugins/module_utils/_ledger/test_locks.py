@@ -8,6 +8,8 @@ from datetime import timedelta
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LockHeld, LockLost
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+from ledgers import by_hand, opened
 
 
 def test_one_holder(ledger, clock):
@@ -53,6 +55,58 @@ def test_the_token_grows_past_a_release(ledger):
 def test_never_taken(ledger):
     with pytest.raises(LockLost):
         ledger.renew_lock("gpu-1", 1)
+
+
+WRITES = [
+    pytest.param(lambda ledger, incident: ledger.start_stage(incident, "taint"), id="a stage begins"),
+    pytest.param(lambda ledger, incident: ledger.finish_stage(incident, "taint", "ok"), id="a stage ends"),
+    pytest.param(lambda ledger, incident: ledger.close_incident(incident), id="the incident ends"),
+    pytest.param(lambda ledger, incident: ledger.release_incident(incident), id="the release"),
+    pytest.param(lambda ledger, incident: ledger.intend(incident, "t", None, 1), id="a change"),
+]
+
+
+def taken_by_another(ledger):
+    ledger.take_lock("gpu-1", "run-2")
+
+
+def given_back_by_another(ledger):
+    ledger.release_lock("gpu-1", ledger.take_lock("gpu-1", "run-2"))
+
+
+def taken_over_by_its_own_next_run(ledger):
+    ledger.take_lock("gpu-1", "run-1")
+
+
+def mirrored_with_a_lower_token(ledger):
+    ledger.record_lock("gpu-1", "run-2", 0, ledger.now() + timedelta(seconds=30))
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("happens", [taken_by_another, given_back_by_another, taken_over_by_its_own_next_run, mirrored_with_a_lower_token])
+def test_a_sleeper_writes_no_more(ledger, url, clock, happens, write):
+    """S5: it lost the node's lock while it slept, so the incident is another's to write."""
+    incident_id = opened(ledger)
+    sleeper = Ledger.open(url, clock=clock).under("gpu-1", "run-1", ledger.take_lock("gpu-1", "run-1"))
+    clock.on(300)
+    happens(ledger)
+    before = ledger.story(incident_id)
+    with pytest.raises(LockLost, match="run-1 no longer has the lock of node gpu-1"):
+        write(sleeper, incident_id)
+    assert ledger.story(incident_id) == before
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_who_has_the_lock_writes_and_keeps_it(ledger, url, clock, write):
+    """Also after its lease has lapsed, as long as nobody took it; and where the ledger has heard of no lock."""
+    token = ledger.take_lock("gpu-1", "run-1")
+    clock.on(300)
+    write(Ledger.open(url, clock=clock).under("gpu-1", "run-1", token), opened(ledger))
+    with pytest.raises(LockHeld):
+        ledger.take_lock("gpu-1", "run-2")
+    write(Ledger.open(url, clock=clock).under("gpu-2", "run-1", 7), opened(ledger, by_hand("1")))
+    predicting = Ledger.open(url, clock=clock, check_mode=True).under("gpu-1", "run-2", 7)
+    write(predicting, opened(ledger, by_hand("2")))
 
 
 def test_nodes_are_apart(ledger):

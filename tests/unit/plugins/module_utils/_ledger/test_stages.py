@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
-from ledgers import GPU, NOON, by_hand, diagnosed, opened
+from ledgers import GPU, NOON, by_hand, diagnosed, opened, verdict
 
 
 def test_finished_stages_are_skipped_and_read_back(ledger):
@@ -39,6 +39,28 @@ def test_time_runs_out(ledger, clock):
     assert (late["skip"], late["overdue"]) == (True, True)
     assert ledger.incident(incident_id)["stages"]["evict"]["outcome"] == "timed_out"
     assert ledger.overview()["overdue"] == [incident_id]
+
+
+def test_the_alerts_word_stands_in_for_a_diagnosis_that_found_no_time(ledger, clock):
+    """S16: the taint stage has its floor, and needs a verdict; what it says of the past keeps an old alert from being one (S3)."""
+    released = opened(ledger, by_hand(GPU))
+    diagnosed(ledger, released)
+    ledger.close_incident(released, "contained")
+    ledger.release_incident(released)
+    incident_id = opened(ledger)
+    clock.on(721)
+    assert ledger.start_stage(incident_id, "diagnose")["overdue"]
+    step = ledger.start_stage(incident_id, "taint")
+    assert (step["skip"], step["seconds"], step["releases"]) == (False, 30, {GPU: "2026-11-29T12:00:00.000Z"})
+    reason = "no time was left; the alert's word stands in"
+    record = ledger.finish_stage(incident_id, "diagnose", "timed_out", {"verdict": verdict()}, reason)[1]
+    assert (record["gpu"], record["verdict"]["action"]) == (GPU, "quarantine_gpu")
+    ledger.applied(ledger.intend(incident_id, "t", None, 1).id, 1)
+    ledger.finish_stage(incident_id, "taint", "ok")
+    for stage in ("evict", "verify"):
+        assert ledger.start_stage(incident_id, stage)["overdue"]
+    ended = ledger.close_incident(incident_id)[1]
+    assert (ended["state"], ended["reason"]) == ("quarantined_overdue", f"diagnose ran out of time: {reason}")
 
 
 def test_limits(ledger):

@@ -300,3 +300,21 @@ def test_no_file(tmp_path):
 def test_no_schema_beside_it(tmp_path):
     with pytest.raises(PolicyInvalid, match=r"cannot read .*xid_policy\.schema\.json"):
         load_policy(str(write(tmp_path, lambda raw: None)))
+
+
+@pytest.mark.parametrize(
+    "code, severity, sxid, kept",
+    [
+        (79, None, False, True),
+        (13, None, False, False),
+        (145, "fatal", False, True),
+        (145, "nonfatal", False, False),
+        (145, None, False, False),
+        (20034, "fatal", True, True),
+        (20034, "nonfatal", True, False),
+        (20034, None, True, True),
+    ],
+)
+def test_what_one_line_keeps_from_service(code, severity, sxid, kept):
+    """S17: the line's own word counts; a switch that does not say how bad it is needs a person first."""
+    assert POLICY.keeps_from_service({"code": code, "severity": severity, "sxid": sxid}) is kept

@@ -4,7 +4,7 @@
 
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
 
-"""What the event source needs to know an inbox row by: whose alerts it holds, and that it was delivered before."""
+"""Which channel a notification has reached."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("inbox", sa.Column("node", sa.String(253)))
-    op.add_column("inbox", sa.Column("firing", sa.Boolean, nullable=False, server_default=sa.true()))
-    op.add_column("inbox", sa.Column("digest", sa.String(64)))
-    op.add_column("inbox", sa.Column("deliveries", sa.Integer, nullable=False, server_default="1"))
-    op.create_index("inbox_digest", "inbox", ["digest"], unique=True)
+    op.add_column("outbox", sa.Column("channels", sa.JSON))
+
+
+def downgrade() -> None:
+    op.drop_column("outbox", "channels")
