@@ -125,8 +125,9 @@ def test_what_cannot_be_read(controller):
 @pytest.mark.parametrize("playbook", ["remediate", "reconcile", "release", "mode", "status"])
 def test_a_limit_is_refused(controller, playbook):
     """It would leave the controller's plays out, or the nodes': the run would do half of its work, or nothing, and say nothing."""
-    controller.node("bare-1", gpus=1)
-    for limit in ("bare-1", "bare-1,localhost"):
+    for name in ("bare-1", "bare-2"):
+        controller.node(name, gpus=1)
+    for limit in ("bare-1", "bare-1,localhost", "all"):
         run = controller.play(playbook, "--limit", limit, mode="observe", who="tests", why="none", incident_id="none")
         assert not run.ok and "leave out --limit" in run.output, run.output
     assert controller.ledger().mode() == "act"
