@@ -22,6 +22,7 @@ try:
     import prometheus_client
     from aiohttp import web
 except ImportError:
+    web = prometheus_client = None
     LIBRARY_ERROR: Optional[str] = traceback.format_exc()
 else:
     LIBRARY_ERROR = None
