@@ -118,6 +118,14 @@ class Controller:
         path.write_text(json.dumps(message))
         return path
 
+    def sick(self, name: str, **variables: Any) -> tuple[int, Path]:
+        """A new node whose GPU 3 needs to be replaced: the process that runs on it, and the alert."""
+        node = self.node(name, **variables)
+        pid = node.start([3], "train", 40 << 30)
+        node.xid(3, 48)
+        node.row_remap(3, failure=True)
+        return pid, self.alert(name, 3, 48)
+
     def together(self, *messages: Path) -> Path:
         """The alerts of several messages in one."""
         bodies = [json.loads(message.read_text()) for message in messages]

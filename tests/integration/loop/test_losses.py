@@ -14,7 +14,6 @@ import pytest
 from loop import Controller, alive, reachable_until
 
 pytestmark = pytest.mark.timeout(600)
-MIB = 1 << 20
 KILLED = -9
 
 
@@ -24,18 +23,9 @@ def controller(tmp_path):
         yield made
 
 
-def sick(controller, name, **variables):
-    """A node with a GPU that needs to be replaced, and its alert."""
-    node = controller.node(name, **variables)
-    pid = node.start([3], "train", 40_000 * MIB)
-    node.xid(3, 48)
-    node.row_remap(3, failure=True)
-    return pid, str(controller.alert(name, 3, 48))
-
-
 def test_the_mode_of_now_counts(controller):
     """S4, S5: an incident of mode observe goes on in mode act, under the node's lock; in mode observe its release leaves that lock alone."""
-    pid, alert = sick(controller, "bare-1")
+    pid, alert = controller.sick("bare-1")
     lock = Path(controller.host_variables["bare-1"]["gpuops_state_dir"]) / "lock.json"
     controller.before = {"Begin isolate": "kill -KILL 0"}
     assert controller.remediate(alert_file=alert).status == KILLED
@@ -61,7 +51,7 @@ def test_the_mode_of_now_counts(controller):
 
 def test_a_ledger_that_cannot_be_written(controller, tmp_path):
     """S19: the run stops before it touches anything, and says so by its exit status too, although the ledger can still be read."""
-    pid, alert = sick(controller, "bare-1")
+    pid, alert = controller.sick("bare-1")
     controller.ledger(write=True).set_mode("act", "tests", "the test needs it")
     busy = tmp_path / "busy.py"
     busy.write_text(
@@ -94,7 +84,7 @@ def test_a_node_that_goes_silent_on_the_way(controller, tmp_path, task, how):
     gone, python = tmp_path / "gone", tmp_path / "python"
     python.write_text(f'#!/bin/sh\n[ ! -e {gone} ] || exec sleep 600\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    pid, alert = sick(controller, "bare-1", ansible_python_interpreter=str(python) if how == "hangs" else sys.executable)
+    pid, alert = controller.sick("bare-1", ansible_python_interpreter=str(python) if how == "hangs" else sys.executable)
     if how == "leaves":
         reachable_until(controller, "bare-1", gone)
     controller.ledger(write=True).set_mode("act", "tests", "the test needs it")

@@ -16,7 +16,6 @@ import pytest
 from loop import Controller, alive
 
 pytestmark = pytest.mark.timeout(900)
-MIB = 1 << 20
 KILLED = -9
 
 # Where the run dies, each time on the way that the deaths before have left it: the first task after a stage, and inside isolate.
@@ -39,18 +38,9 @@ def controller(tmp_path):
         yield made
 
 
-def sick(controller, name):
-    """A node with a GPU that needs to be replaced, and its alert."""
-    node = controller.node(name)
-    pid = node.start([3], "train", 40_000 * MIB)
-    node.xid(3, 48)
-    node.row_remap(3, failure=True)
-    return pid, str(controller.alert(name, 3, 48))
-
-
 def test_dies_at_every_point(controller):
     """S5, S9: killed after every stage, and between a write and its commit; reconcile ends it once nobody holds the node's lock."""
-    pid, alert = sick(controller, "bare-1")
+    pid, alert = controller.sick("bare-1")
     for when, task in DEATHS:
         controller.before = {task: "kill -KILL 0"}
         run = controller.remediate(alert_file=alert)
@@ -98,7 +88,7 @@ def lease(controller, node, seconds):
 @pytest.mark.parametrize("task", ["End them", "End isolate", "End each incident in the state that its stages amount to"])
 def test_sleeper_stops_where_another_took_over(controller, tmp_path, task):
     """S5: a run that was stopped before its kill or before it keeps anything, and finds the incident taken up, touches and writes nothing more."""
-    pid, alert = sick(controller, "bare-1")
+    pid, alert = controller.sick("bare-1")
     controller.before = {task: f"touch {tmp_path}/asleep; until [ -e {tmp_path}/awake ]; do sleep 0.1; done"}
     with controller.playing("remediate", alert_file=alert) as sleeper:
         wait_for(tmp_path / "asleep", sleeper)
@@ -132,7 +122,7 @@ def written(controller):
 )
 def test_stops_where_the_nodes_file_is_anothers(controller, tmp_path, task, stage):
     """S5: each module on a bare node asks the file there, whatever the ledger's mirror of it says; nothing more is done or concluded."""
-    pid, alert = sick(controller, "bare-1")
+    pid, alert = controller.sick("bare-1")
     lock = Path(controller.host_variables["bare-1"]["gpuops_state_dir"]) / "lock.json"
     take = tmp_path / "take.py"
     take.write_text(

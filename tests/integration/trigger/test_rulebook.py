@@ -14,23 +14,12 @@ from cluster.objects import wait_until
 from loop import Controller, alive
 from trigger import Rulebook
 
-MIB = 1 << 20
-
 
 @pytest.fixture
 def controller(tmp_path):
     with Controller(tmp_path / "controller") as made:
         made.ledger(write=True).set_mode("act", "tests", "the test needs it")
         yield made
-
-
-def sick(controller, **labels):
-    """A process on a GPU that needs to be replaced, and its alert."""
-    node = controller.node("bare-1")
-    pid = node.start([3], "train", 40_000 * MIB)
-    node.xid(3, 48)
-    node.row_remap(3, failure=True)
-    return pid, controller.alert("bare-1", 3, 48, **labels)
 
 
 def states(controller):
@@ -41,7 +30,8 @@ def states(controller):
 def test_an_alert_becomes_a_contained_incident(controller, tmp_path):
     """S1: what the alert says is data all the way. A repeat starts no second run."""
     canary = tmp_path / "canary"
-    pid, alert = sick(controller, pod="{{ lookup('pipe', 'touch %s') }}" % canary)
+    pid, _plain = controller.sick("bare-1")
+    alert = controller.alert("bare-1", 3, 48, pod="{{ lookup('pipe', 'touch %s') }}" % canary)
     with Rulebook(controller).running() as rulebook:
         rows = rulebook.post(alert)
         wait_until(lambda: states(controller) == ["contained"], "the incident's end", 200)
@@ -53,7 +43,7 @@ def test_an_alert_becomes_a_contained_incident(controller, tmp_path):
 @pytest.mark.parametrize("alone", [False, True])
 def test_killed_before_and_in_the_run(controller, alone):
     """What nobody has decided is handed on when the rulebook is back. A run that died with it, or lost its terminal by it, is reconcile's."""
-    pid, alert = sick(controller)
+    pid, alert = controller.sick("bare-1")
     rulebook = Rulebook(controller, gpuops_trigger_window_seconds=30)
     with rulebook.running():
         rulebook.post(alert)
