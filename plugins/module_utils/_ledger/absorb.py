@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LockHeld
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import LIVE_STATES
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.database import Database
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.views import Views
 
@@ -32,7 +33,7 @@ except ImportError:  # said by _ledger.database
     pass
 
 Row = dict[str, Any]
-_GLASS = "break_glass"
+_GLASS, _RUN = "break_glass", "glass_run"
 
 
 class Absorbing(Views):
@@ -41,16 +42,24 @@ class Absorbing(Views):
         with self.write() as connection:
             self._set(connection, _GLASS, node, who[:200], why)
 
-    def absorb(self, other: Database) -> list[str]:
+    def glass_run(self, pid: int, start_ticks: int, who: str, why: str) -> None:
+        """Which process goes by this ledger: a lock's copy here lapses while a stage is long, and a run has none before its first stage."""
+        with self.write() as connection:
+            self._set(connection, _RUN, {"pid": pid, "start_ticks": start_ticks}, who[:200], why)
+
+    def absorb(self, other: Database, alive: Callable[[int, int], bool] = lambda pid, start_ticks: False) -> list[str]:
         """The ids of the incidents that are new here, now with all that belongs to them.
 
         Nobody writes there meanwhile, and who still means to finds nothing to write to. Rows are added where they are absent, so
-        whoever dies between the two commits begins again.
+        whoever dies between the two commits begins again. LockHeld while a run that goes by that ledger is `alive`, or its lock is.
         """
         with other.write() as source:
             busy = source.execute(sa.select(LOCKS).where(LOCKS.c.holder.is_not(None), LOCKS.c.expires_at > self.now())).first()
             if busy:
                 raise LockHeld("%s is at work on node %s" % (busy.holder, busy.node), holder=busy.holder)
+            run = other._setting(source, _RUN)
+            if run and alive(run["value"]["pid"], run["value"]["start_ticks"]):
+                raise LockHeld("the run of %s (process %d) is at work" % (run["set_by"], run["value"]["pid"]), holder=run["set_by"])
             tables = (INCIDENTS, STAGES, CHANGES, OWNERS, OUTBOX, SLOTS, FAILURES, SETTINGS)
             rows = {table.name: [dict(row) for row in source.execute(sa.select(table)).mappings()] for table in tables}
             with self.write() as connection:
@@ -81,15 +90,19 @@ class Absorbing(Views):
         if connection.execute(sa.select(INCIDENTS.c.id).where(INCIDENTS.c.id == row["id"])).first():
             return False
         same = sa.select(INCIDENTS).where(INCIDENTS.c.open_key.is_not(None), INCIDENTS.c.open_key == row["open_key"])
-        known, key, gives_way = connection.execute(same).first(), row["open_key"], ""
+        known, key, gives_way, replaces = connection.execute(same).first(), row["open_key"], "", ""
         if known:
             stands = _stands(row["id"], rows)
-            if not self._standing(connection, known.id) and (stands or row["state"] == "contained"):
+            lives = row["state"] in LIVE_STATES and known.state not in LIVE_STATES  # who is at it goes on
+            if not self._standing(connection, known.id) and (stands or lives or row["state"] == "contained"):
+                replaces = known.id
                 why = "incident %s has dealt with the same fault while the ledger was away" % row["id"]
                 self._end(connection, known, "no_action", why)
             else:  # where both hold the fault each keeps its own, and is released by itself
                 key, gives_way = "%s %s" % (key, row["id"]), "" if stands else "the same fault as incident %s" % known.id
         connection.execute(sa.insert(INCIDENTS).values(**{**row, "open_key": key}))
+        if replaces:
+            self._hand_over(connection, replaces, row["id"])
         if gives_way:
             self._end(connection, self._incident(connection, row["id"]), "no_action", gives_way)
         return True

@@ -22,6 +22,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.database import Database
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.opening import open_incidents, wanted
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
 
 with contextlib.suppress(ImportError):  # said by _ledger.database
     from sqlalchemy.exc import IntegrityError
@@ -57,6 +58,9 @@ def _broken(params: Mapping[str, Any], glass: Mapping[str, Any], error: str) -> 
     ledger = open_ledger(url)
     ledger.glass_wanted(node, who, why)
     ledger.set_mode("act", who, why)
+    run = ProcFs("/proc").process(os.getppid())  # Ansible's own process: this is one of its workers
+    if run:
+        ledger.glass_run(run.pid, run.start_ticks, who, why)
     result = open_incidents(ledger, params)
     for record in result["incidents"]:
         if record["open"]:  # one of a node that is opted out has ended already
@@ -88,7 +92,8 @@ def absorbed(ledger: Ledger, directory: str) -> dict[str, Any]:
             left.append({"file": str(path), "why": str(error)})
         except (LedgerUnavailable, IntegrityError, ValueError, TypeError) as error:
             left.append({"file": str(path), "why": str(error).splitlines()[0]})
-            ledger.notify("glass_unreadable:%s" % path, "glass_unreadable", left[-1])  # where it is the ledger that is away, this says so
+            key = "glass_unreadable:%s:%d" % (path, path.stat().st_ino)  # another file of that name is told again
+            ledger.notify(key, "glass_unreadable", left[-1])  # where it is the ledger that is away, this says so
     diff = {"before": {"ledgers": gone}, "after": {"incidents": ids}}
     return {"changed": bool(gone), "absorbed": ids, "left": left, "diff": diff}
 
@@ -102,7 +107,7 @@ def _files(ledger: Ledger, directory: str) -> list[Path]:
 def _absorb(ledger: Ledger, path: Path) -> list[str]:
     other = Database.open("sqlite:///%s" % path, check_mode=ledger.check_mode, adopt="taken over")
     try:
-        ids = ledger.absorb(other)
+        ids = ledger.absorb(other, _alive)
     finally:
         other.close()
     if not ledger.check_mode:
@@ -110,3 +115,9 @@ def _absorb(ledger: Ledger, path: Path) -> list[str]:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink("%s%s" % (path, suffix))
     return ids
+
+
+def _alive(pid: int, start_ticks: int) -> bool:
+    """Whether a process of this machine is still the one that it was; only this machine's controller has its private ledgers."""
+    process = ProcFs("/proc").process(pid)
+    return process is not None and process.start_ticks == start_ticks and process.state != "Z"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import Parcel
@@ -18,9 +18,11 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.databas
 
 try:
     import sqlalchemy as sa
-    from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import INBOX, LOCKS
+    from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import ALERTS, INBOX, LOCKS, SETTINGS
 except ImportError:  # said by _ledger.database
     pass
+
+_HELD_SECONDS = 60  # for as long, a repeat of a held alert is the other Alertmanager of a pair
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,17 @@ class Reception(Database):
                 .returning(INBOX.c.id)
             )
             return Kept(int(connection.execute(new).scalar_one()), parcel.node, parcel.firing, values["received_at"])
-        connection.execute(sa.update(INBOX).where(INBOX.c.id == row.id).values(deliveries=row.deliveries + 1))
-        return Kept(row.id, row.node, row.firing, row.received_at, due=row.handled_at is None, repeat=True)
+        due = row.handled_at is None or (row.firing and self._may_be_decided_otherwise(connection, row))
+        values = {"deliveries": row.deliveries + 1, **({"handled_at": None} if due else {})}
+        connection.execute(sa.update(INBOX).where(INBOX.c.id == row.id).values(**values))
+        return Kept(row.id, row.node, row.firing, row.received_at, due=due, repeat=True)
+
+    def _may_be_decided_otherwise(self, connection: sa.Connection, row: Any) -> bool:
+        """The mode or the breaker was set since, or it was held, perhaps for a node that the inventory has by now."""
+        since = sa.select(SETTINGS.c.id).where(SETTINGS.c.name.in_(("mode", "breaker")), SETTINGS.c.set_at > row.handled_at)
+        held = sa.select(ALERTS.c.id).where(ALERTS.c.inbox_id == row.id, ALERTS.c.status == "held")
+        long_ago = row.handled_at < self.now() - timedelta(seconds=_HELD_SECONDS)
+        return bool(connection.execute(since).first() or (long_ago and connection.execute(held).first()))
 
     def undecided(self) -> list[Kept]:
         """What was accepted and has no decision, the oldest first; also what came in a file and was left by a run that died."""

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 
 import pytest
 from alerts import RECORDINGS, recorded, rewritten
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BreakerTripped
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger import database
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger import glass as glass_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from ansible_collections.gpuops.remediation.plugins.modules import incident, incident_change, incident_info, incident_stage
 from run_module import run_module
@@ -155,6 +157,13 @@ def glass(tmp_path):
     return {"who": "jane", "why": "the database is down", "ledger_dir": str(tmp_path / "glass")}
 
 
+@pytest.fixture
+def run_ended(monkeypatch):
+    """The run that went by the private ledger is gone; here it would be whoever started pytest."""
+    monkeypatch.setattr(glass_module, "_alive", lambda pid, start_ticks: False)
+
+
+@pytest.mark.usefixtures("run_ended")
 def test_breaking_the_glass(url, glass, tmp_path):
     """S19: the operator's word stands for mode act and a breaker slot; people are told, once; asked again it goes on."""
     broken = {"ledger_url": AWAY, "node": "gpu-1", "gpu": "3", "inventory": INVENTORY, "break_glass": glass}
@@ -202,6 +211,14 @@ def test_an_opted_out_node_stays_so(glass):
         ledger.take_slot("another", "gpu-2")
 
 
+def test_a_run_that_is_alive_keeps_its_ledger(run, glass):
+    """S5: before it has a lock, and where a long stage lets the lock's copy in the ledger lapse."""
+    run_module(incident.main, ledger_url=AWAY, node="gpu-1", inventory=INVENTORY, break_glass=glass)
+    answer = run(state="absorbed", ledger_dir=glass["ledger_dir"])
+    assert (answer["absorbed"], [one["why"] for one in answer["left"]]) == ([], [f"the run of jane (process {os.getppid()}) is at work"])
+
+
+@pytest.mark.usefixtures("run_ended")
 def test_a_run_that_is_at_work_keeps_its_ledger(run, glass, tmp_path):
     """S5: it is taken over once its lock is given back or has lapsed."""
     own = run_module(incident.main, ledger_url=AWAY, node="gpu-1", inventory=INVENTORY, break_glass=glass)["glass"]["ledger_url"]
@@ -260,6 +277,7 @@ def test_a_glass_that_is_not_broken(glass, tmp_path, options, words):
     assert not (tmp_path / "glass").exists()
 
 
+@pytest.mark.usefixtures("run_ended")
 def test_one_that_cannot_be_read_keeps_nobody_from_the_others(run, url, glass, tmp_path):
     """S19: it stays for people, who are told once."""
     for node in ("gpu-1", "gpu-3"):

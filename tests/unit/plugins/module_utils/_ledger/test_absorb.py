@@ -12,7 +12,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.error
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.database import Database
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import FAILURES
-from ledgers import GPU, by_hand, diagnosed, opened
+from ledgers import GPU, alert, by_hand, diagnosed, opened, wanted
 
 TARGET = f"node/gpu-1/gpu/{GPU}/holders"
 
@@ -135,6 +135,17 @@ def test_whoever_dies_between_both_ledgers_begins_again(ledger, away, absorb, mo
     assert absorb() == []
     assert [change.target for change in ledger.changes(incident_id)] == [TARGET, "node/gpu-1/else"]
     assert len(ledger.story(incident_id)["notifications"]) == 1 and states(away) == {}
+
+
+def test_who_is_at_it_goes_on(ledger, away, absorb):
+    """A run that was killed before it changed anything is taken up again, rather than one that waits for people; the alert follows."""
+    fired = alert(gpu_uuid=GPU)
+    held = opened(ledger, wanted(fired))
+    ledger.close_incident(held, "held_for_human", "several nodes are silent")
+    running = opened(away, by_hand(GPU))
+    assert absorb() == [running]
+    assert states(ledger) == {held: "no_action", running: "running"}
+    assert ledger.open_incident(wanted(fired)).record["id"] == running
 
 
 def test_one_that_is_closed_collides_with_nothing(ledger, away, absorb):

@@ -33,6 +33,29 @@ def test_a_decided_row_is_not_due_again(ledger):
     assert (again.due, ledger.undecided()) == (False, [])
 
 
+def test_a_repeat_counts_where_it_may_be_decided_otherwise(ledger, clock):
+    """S4: what only the mode forbade is looked at again when the mode allows more, with the next repeat."""
+    [row] = ledger.keep(arrivals("gpu-1"))
+    ledger.open_from_inbox([row.inbox_id], {"gpu-1": {"host": "h", "uid": "u"}})
+    clock.on(600)
+    assert not ledger.keep(arrivals("gpu-1"))[0].due
+    ledger.set_mode("act", "jane", "the trial week is over")
+    assert ledger.keep(arrivals("gpu-1"))[0].due
+    assert [one.inbox_id for one in ledger.undecided()] == [row.inbox_id]
+
+
+def test_a_held_alert_is_judged_again(ledger, clock):
+    """Its node may be in the inventory by now; the other Alertmanager of a pair is no reason."""
+    [row] = ledger.keep(arrivals("gpu-1"))
+    ledger.open_from_inbox([row.inbox_id], {})
+    clock.on(5)
+    assert not ledger.keep(arrivals("gpu-1"))[0].due
+    clock.on(600)
+    assert ledger.keep(arrivals("gpu-1"))[0].due
+    [incident] = ledger.open_from_inbox([row.inbox_id], {"gpu-1": {"host": "h", "uid": "u"}})["incidents"]
+    assert incident["node"] == "gpu-1"
+
+
 def test_all_or_none(ledger):
     with pytest.raises(AttributeError):
         ledger.keep([*arrivals("gpu-1"), (None, "nowhere")])
