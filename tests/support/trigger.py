@@ -148,6 +148,7 @@ class Rulebook:
         self.log = controller.directory / "rulebook.log"
         self.variables = {"gpuops_trigger_port": free_port(), "gpuops_ledger_url": controller.ledger_url, **variables}
         self.process: subprocess.Popen[bytes] | None = None
+        self._runs: set[int] = set()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Rulebook]:
@@ -181,10 +182,13 @@ class Rulebook:
             return request(self.variables["gpuops_trigger_port"], "GET", "/healthz", token=None)[0] == 200
         return False
 
-    def kill(self) -> None:
+    def kill(self, *, alone: bool = False) -> None:
+        """Alone, it leaves the runs that it has started, each in a session of its own, to themselves."""
         assert self.process is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self._runs |= _children(self.process.pid)
+        for pid in (self.process.pid, *([] if alone else self._runs)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
     def post(self, message: Path) -> list[int]:
@@ -192,3 +196,13 @@ class Rulebook:
         status, body = request(self.variables["gpuops_trigger_port"], "POST", "/alerts", message.read_bytes())
         assert status == 200, body
         return list(json.loads(body)["inbox_ids"])
+
+
+def _children(pid: int) -> set[int]:
+    """Of a process and of theirs."""
+    found: set[int] = set()
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, tasks.read_text().split()):
+                found |= {child, *_children(child)}
+    return found

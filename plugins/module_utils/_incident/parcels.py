@@ -39,23 +39,27 @@ def parcels(body: bytes, labels: Optional[LabelMap] = None) -> list[Parcel]:
     by_node: dict[Optional[str], list[Judged]] = {}
     for judged in judge_all(message, labels):
         by_node.setdefault(judged.alert.node if judged.alert else None, []).append(judged)
+    if not by_node and message.truncated:
+        by_node = {None: []}  # what was left out is news too
     if len(by_node) <= 1:
-        return [Parcel(node, _firing(alerts), _digest(alerts), body) for node, alerts in by_node.items()]
+        return [Parcel(node, _firing(alerts), _digest(alerts, message.truncated), body) for node, alerts in by_node.items()]
     found: list[Parcel] = []
     for node, alerts in by_node.items():
         part = {**message.whole, "alerts": [judged.raw for judged in alerts]}
         if found:
             part.pop("truncatedAlerts", None)  # people are told once
-        found.append(Parcel(node, _firing(alerts), _digest(alerts), json.dumps(part).encode()))
+        truncated = part.get("truncatedAlerts", 0)
+        found.append(Parcel(node, _firing(alerts), _digest(alerts, truncated), json.dumps(part).encode()))
     return found
 
 
 def _firing(alerts: list[Judged]) -> bool:
-    return any(judged.alert is None or judged.alert.status == "firing" for judged in alerts)
+    return not alerts or any(judged.alert is None or judged.alert.status == "firing" for judged in alerts)
 
 
-def _digest(alerts: list[Judged]) -> str:
-    return hashlib.sha256("\n".join(sorted(map(_delivery, alerts))).encode()).hexdigest()
+def _digest(alerts: list[Judged], truncated: int) -> str:
+    """A message that had alerts left out is another one than the same without."""
+    return hashlib.sha256("\n".join([*sorted(map(_delivery, alerts)), *([str(truncated)] if truncated else [])]).encode()).hexdigest()
 
 
 def _delivery(judged: Judged) -> str:

@@ -61,6 +61,9 @@ else:
         sa.Column("digest", sa.String(64)),
         sa.Column("deliveries", sa.Integer, nullable=False, server_default="1"),
         sa.Index("inbox_digest", "digest", unique=True),
+        sa.Index(
+            "inbox_undecided", "id", sqlite_where=sa.text("handled_at IS NULL"), postgresql_where=sa.text("handled_at IS NULL")
+        ),  # asked for every second
     )
 
     INCIDENTS = sa.Table(

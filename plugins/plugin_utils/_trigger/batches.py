@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept
+
+BUSY_SECONDS = 30.0  # how long a row waits for who has its node's lock: a second fault is to be opened, and fenced, within its own 720 s
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class _Entry:
 
 
 class Batches:
-    """Rows that arrive within one window leave together; those of a node that is being worked on wait, and hold nobody else back.
+    """Rows that arrive within one window leave together. Those of a node that is being worked on wait for a while, and hold nobody else back.
 
     A row that was handed over and has no decision after retry_seconds waits again: whoever had it is gone.
     """
@@ -44,30 +47,38 @@ class Batches:
             if row.due and row.inbox_id not in self._handed:
                 self._waiting.setdefault(row.inbox_id, _Entry(row, now))
 
-    def settle(self, undecided: Collection[int], now: float) -> None:
-        """Forget what the ledger has decided, and take back what nobody decides."""
+    def settle(self, undecided: Collection[int], asked: float, now: float) -> None:
+        """Forget what the ledger had decided when it was asked, and take back what nobody decides. What came in since is not in its answer."""
         for inbox_id, entry in list(self._handed.items()):
             if inbox_id not in undecided:
                 del self._handed[inbox_id]
             elif now - entry.since >= self._retry:
                 del self._handed[inbox_id]
                 self._waiting[inbox_id] = _Entry(entry.row, now - self._window)
-        for inbox_id in list(self._waiting):
-            if inbox_id not in undecided:
+        for inbox_id, entry in list(self._waiting.items()):
+            if inbox_id not in undecided and entry.since < asked:
                 del self._waiting[inbox_id]
 
     def take(self, busy_nodes: Collection[str], now: float) -> list[Kept]:
         """The next batch, which counts as handed over now; empty while its window is open or every row's node is busy."""
-        busy = {*busy_nodes, *(entry.row.node for entry in self._handed.values() if entry.row.node)}
-        ready = [entry.row for entry in self._waiting.values() if entry.row.node not in busy]
-        if not ready or (len(ready) < self._size and now < self.window_ends()):
+        ours = {entry.row.node for entry in self._handed.values() if entry.row.node}  # their runs have not yet opened their incidents
+        ready = [
+            entry
+            for entry in self._waiting.values()
+            if entry.row.node not in ours and (entry.row.node not in busy_nodes or now - entry.since >= BUSY_SECONDS)
+        ]
+        if not ready or (len(ready) < self._size and now < min(entry.since for entry in ready) + self._window):
             return []
-        batch = ready[: self._size]
+        batch = [entry.row for entry in ready[: self._size]]
         for row in batch:
             del self._waiting[row.inbox_id]
-            self._handed[row.inbox_id] = _Entry(row, now)
+        self.handed(batch, now)
         return batch
 
-    def window_ends(self) -> float:
-        """When the first that waits has waited for long enough."""
-        return min((entry.since for entry in self._waiting.values()), default=0.0) + self._window
+    def handed(self, rows: Iterable[Kept], now: float) -> None:
+        """From here on it counts whether anybody decides them."""
+        self._handed.update({row.inbox_id: _Entry(row, now) for row in rows})
+
+    def next_look(self, now: float) -> Optional[float]:
+        """When a window ends; None where none is open."""
+        return min((end for entry in self._waiting.values() if (end := entry.since + self._window) > now), default=None)

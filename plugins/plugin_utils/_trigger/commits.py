@@ -35,16 +35,21 @@ class Commits:
         return await future
 
     async def run(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            shared, self._waiting = self._waiting, []
-            try:
-                kept = await asyncio.to_thread(self._keep, [arrival for arrivals, _future in shared for arrival in arrivals])
-            except Exception as error:  # whatever it is, nobody may wait for ever
-                _answer(shared, error)
-            else:
-                _answer(shared, iter(kept))
+        """Until it is cancelled; whoever waits then hears so."""
+        shared: list[tuple[Sequence[Arrival], asyncio.Future[list[Kept]]]] = []
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                shared, self._waiting = self._waiting, []
+                try:
+                    kept = await asyncio.to_thread(self._keep, [arrival for arrivals, _future in shared for arrival in arrivals])
+                except Exception as error:  # whatever it is, nobody may wait for ever
+                    _answer(shared, error)
+                else:
+                    _answer(shared, iter(kept))
+        finally:
+            _answer([*shared, *self._waiting], ConnectionError("the event source stops"))
 
 
 def _answer(shared: Any, answer: Any) -> None:

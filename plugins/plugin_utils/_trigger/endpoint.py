@@ -21,18 +21,17 @@ from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.metric
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settings import Settings
 
 Commit = Callable[[Sequence[Arrival]], Awaitable[list[Kept]]]
+Lost = Callable[[str, str], Awaitable[None]]  # why, and the same in words
 
 
 class Endpoint:
     """Answers only after the commit. 4xx is for what no retry mends, since Alertmanager then waits for its next group interval; 503 for the rest."""
 
-    def __init__(
-        self, settings: Settings, metrics: Metrics, commit: Commit, received: Callable[[list[Kept]], None], lost: Callable[[str], None]
-    ):
+    def __init__(self, settings: Settings, metrics: Metrics, commit: Commit, received: Callable[[list[Kept]], None], lost: Lost):
         self._settings, self._metrics = settings, metrics
         self._commit, self._received, self._lost = commit, received, lost
         self._tokens = [b"Bearer " + token.encode() for token in settings.tokens]
-        self.healthy = True  # whether the last commit went through
+        self.writable = self.readable = True  # whether the last commit went through, and the last look
 
     def application(self) -> web.Application:
         application = web.Application(client_max_size=self._settings.max_body_bytes)
@@ -47,19 +46,21 @@ class Endpoint:
         try:
             body = await request.read()
         except web.HTTPRequestEntityTooLarge:
-            self._lost("too_large")
-            return self._refuse(413, "too_large", "more than %d bytes are not read" % self._settings.max_body_bytes)
+            text = "more than %d bytes are not read" % self._settings.max_body_bytes
+            await self._lost("too_large", text)
+            return self._refuse(413, "too_large", text)
         try:
             found = await asyncio.to_thread(parcels, body, self._settings.labels)
         except BadMessage as error:
+            await self._lost("not_json", str(error))
             return self._refuse(400, "not_json", str(error))
         source = "alertmanager at %s" % (request.remote or "unknown")
         try:
             kept = await self._commit([(parcel, source) for parcel in found])
         except Exception:  # whatever keeps it from being stored, Alertmanager is to try again
-            self.healthy = False
+            self.writable = False
             return self._refuse(503, "ledger_unavailable", "the ledger cannot be used")
-        self.healthy = True
+        self.writable = True
         self._metrics.messages.inc()
         self._metrics.duplicates.inc(sum(row.repeat for row in kept))
         self._metrics.accepted.inc(sum(not row.repeat for row in kept))
@@ -76,7 +77,9 @@ class Endpoint:
         return web.Response(status=status, text=text + "\n", headers={"WWW-Authenticate": "Bearer"} if status == 401 else None)
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        return web.Response(text="ok\n") if self.healthy else web.Response(status=503, text="the ledger cannot be used\n")
+        return (
+            web.Response(text="ok\n") if self.writable and self.readable else web.Response(status=503, text="the ledger cannot be used\n")
+        )
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

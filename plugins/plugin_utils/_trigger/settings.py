@@ -80,6 +80,8 @@ class Settings:
 
 def _tokens(given: Any) -> tuple[str, ...]:
     tokens = [given] if isinstance(given, str) else given
+    if any(isinstance(token, (int, float)) for token in (tokens if isinstance(tokens, (list, tuple)) else [tokens])):
+        raise BadArguments("a token must be text that is no number: the rulebook's templates would make it one")
     if not isinstance(tokens, (list, tuple)) or not tokens or not all(isinstance(token, str) and token.strip() for token in tokens):
         raise BadArguments("tokens is needed: one bearer token, or a list of several while they are changed")
     return tuple(token.strip() for token in tokens)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +29,8 @@ from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settin
 
 _LOG = logging.getLogger("gpuops.remediation.alertmanager")
 _LOOK_SECONDS = 1.0  # how often the ledger is asked about rows that wait or were handed over
+_IDLE_SECONDS = 30.0  # and else: another source's rows, and commits whose answer was lost, are found too
+_LOST_SECONDS = 60.0  # Alertmanager posts a refused message every few seconds
 
 
 class Source:
@@ -37,13 +40,14 @@ class Source:
         self._commits = Commits(ledger.keep)
         self._batches = Batches(settings.window_seconds, settings.batch_size, settings.retry_seconds)
         self._endpoint = Endpoint(settings, self._metrics, self._commits.commit, self._received, self._lost)
-        self._lost_messages: list[str] = []
+        self._reconciles: list[str] = []  # that are to be asked for, by why
+        self._asked: dict[str, float] = {}  # and when each was, last
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        await self._settle(await asyncio.to_thread(self._ledger.undecided))
-        runner = web.AppRunner(self._endpoint.application(), access_log=None)  # its lines would quote headers
+        await self._settle()
+        runner = web.AppRunner(self._endpoint.application(), access_log=None, shutdown_timeout=5)  # a log would quote headers
         await runner.setup()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -59,26 +63,29 @@ class Source:
         self._batches.add(rows, self._now())
         self._wake.set()
 
-    def _lost(self, why: str) -> None:
-        """A message that cannot be kept may have held news; a reconcile asks for them."""
-        self._lost_messages.append(why)
-        self._wake.set()
+    async def _lost(self, why: str, text: str) -> None:
+        """A message that cannot be kept may have held news: people are told once an hour, and a reconcile is asked for."""
+        hour = int(time.time() // 3600)
+        with contextlib.suppress(RemediationError):  # the answer says that it was refused
+            await asyncio.to_thread(self._ledger.notify, "message_%s:%d" % (why, hour), "message_refused", {"why": why, "reason": text})
+        if why not in self._asked or self._now() - self._asked[why] >= _LOST_SECONDS:
+            self._asked[why] = self._now()
+            self._reconciles.append(why)
+            self._wake.set()
 
     async def _hand_on(self) -> None:
         while True:
-            lost, self._lost_messages = self._lost_messages, []
-            for why in sorted(set(lost)):
-                await self._queue.put(_event(reconcile=why))
+            while self._reconciles:
+                await self._queue.put(_event(reconcile=self._reconciles.pop()))
             try:
-                if not self._batches.idle:
-                    await self._settle(await asyncio.to_thread(self._ledger.undecided))
+                await self._settle()
                 if self._batches.waiting:
                     batch = self._batches.take(await asyncio.to_thread(self._ledger.busy_nodes), self._now())
                     if batch:
                         await self._hand_over(batch)
                         continue
             except RemediationError as error:  # it is asked again; what is committed stays
-                self._endpoint.healthy = False
+                self._endpoint.readable = False
                 _LOG.warning("%s", error)
             await self._rest()
 
@@ -88,9 +95,13 @@ class Source:
             if ids:
                 await self._queue.put(_event(status=status, inbox_ids=ids))
                 self._metrics.handed_over.inc(len(ids))
+        self._batches.handed(batch, self._now())  # the engine may have taken its time to accept them
 
-    async def _settle(self, undecided: list[Kept]) -> None:
-        self._batches.settle({row.inbox_id for row in undecided}, self._now())
+    async def _settle(self) -> None:
+        asked = self._now()
+        undecided = await asyncio.to_thread(self._ledger.undecided)
+        self._endpoint.readable = True
+        self._batches.settle({row.inbox_id for row in undecided}, asked, self._now())
         self._batches.add(undecided, self._now())
         self._metrics.undecided.set(len(undecided))
         self._metrics.oldest = undecided[0].received_at.timestamp() if undecided else None
@@ -98,12 +109,12 @@ class Source:
     async def _rest(self) -> None:
         """Until something arrives, a window ends, or it is time to look again."""
         self._wake.clear()
-        if self._lost_messages:
+        if self._reconciles:
             return
-        seconds = None
+        seconds = _IDLE_SECONDS
         if not self._batches.idle:
-            left = self._batches.window_ends() - self._now() if self._batches.waiting else _LOOK_SECONDS
-            seconds = left if left > 0 else _LOOK_SECONDS
+            ends = self._batches.next_look(self._now())
+            seconds = _LOOK_SECONDS if ends is None else min(_LOOK_SECONDS, ends - self._now())
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wake.wait(), seconds)
 

@@ -6,9 +6,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
 from cluster.objects import wait_until
 from loop import Controller, alive
@@ -52,7 +49,7 @@ def test_killed_before_and_in_the_run(controller, alone):
     with rulebook.running():
         wait_until(lambda: states(controller) == ["running"], "the incident", 200)
         if alone:
-            os.kill(rulebook.process.pid, signal.SIGKILL)
+            rulebook.kill(alone=True)
             wait_until(lambda: not controller.ledger().busy_nodes(), "the end of the run that was left", 200)
     wait_until(lambda: not controller.ledger().busy_nodes(), "the end of the dead run's lock", 60)
     assert controller.play("reconcile").ok

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from alerts import recorded, rewritten
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from cluster import certificate
 from trigger import TOKEN, Source
@@ -151,10 +152,21 @@ def test_who_may(tmp_path, url):
     assert "new" not in source.log.read_text()
 
 
-def test_a_message_that_is_too_large_asks_for_a_reconcile(tmp_path, url):
+def test_a_message_that_is_refused_is_told_of(tmp_path, url, ledger):
+    """It may have held news: a reconcile, not with every attempt, and one word to people."""
     with Source(tmp_path, url, max_body_bytes=2048).running() as source:
-        assert source.post(b"x" * 4096)[0] == 413
+        assert [source.post(b"x" * 4096)[0] for _attempt in range(3)] == [413] * 3
         assert source.events.get(timeout=10)["reconcile"] == "too_large"
+        assert source.post({"version": "5", "alerts": []})[0] == 400
+        assert source.events.get(timeout=10)["reconcile"] == "not_json"
+    told = [(one["topic"], one["payload"]["why"]) for one in ledger.overview()["unsent"]]
+    assert set(told) == {("message_refused", "too_large"), ("message_refused", "not_json")}
+
+
+def test_a_quiet_source_looks_again(source, ledger):
+    """A commit whose answer was lost, or another source's row, is handed on without a message."""
+    [row] = ledger.keep([(parcel, "elsewhere") for parcel in parcels(json.dumps(message("gpu-1")).encode())])
+    assert source.handed_on(1, seconds=60) == [row.inbox_id]
 
 
 def test_tls(tmp_path, url):

@@ -9,7 +9,7 @@ short_description: Alertmanager's webhook with an inbox that survives a crash
 description:
   - Takes messages of Alertmanager's webhook (version 4), commits them to the ledger's inbox, and only then answers.
   - "An event names inbox rows and nothing else, C({status: firing, inbox_ids: [1, 2]}): what an alert says never becomes a variable of a playbook.
-    C(status) is C(resolved) where no alert of the rows fires. C({reconcile: too_large}) says that a message could not be taken."
+    C(status) is C(resolved) where no alert of the rows fires. C({reconcile: too_large}) says that a message could not be taken, of which people are told too."
   - A row that nobody decides is handed on again; so is, after a restart, all that was left. Runs have to be idempotent, and those of this collection are.
   - It needs aiohttp, prometheus-client and SQLAlchemy beside ansible-rulebook. C(/healthz) and C(/metrics) need no token.
 options:
@@ -89,10 +89,12 @@ from typing import Any
 
 # ansible-rulebook runs a source by its file. Ansible's own loader of collections cannot help: its import hooks keep that from working.
 _COLLECTIONS = Path(__file__).parents[6]
-if not any(
-    Path(path).exists() and Path(path).samefile(_COLLECTIONS) for path in getattr(sys.modules.get("ansible_collections"), "__path__", ())
-):
-    sys.path.append(str(_COLLECTIONS.parent))
+sys.path.append(str(_COLLECTIONS.parent))
+
+import ansible_collections
+
+if str(_COLLECTIONS) not in list(ansible_collections.__path__):  # a package elsewhere has that name
+    ansible_collections.__path__.append(str(_COLLECTIONS))
 
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger import source
 

@@ -26,3 +26,5 @@ def upgrade() -> None:
     op.add_column("inbox", sa.Column("digest", sa.String(64)))
     op.add_column("inbox", sa.Column("deliveries", sa.Integer, nullable=False, server_default="1"))
     op.create_index("inbox_digest", "inbox", ["digest"], unique=True)
+    undecided = sa.text("handled_at IS NULL")
+    op.create_index("inbox_undecided", "inbox", ["id"], sqlite_where=undecided, postgresql_where=undecided)

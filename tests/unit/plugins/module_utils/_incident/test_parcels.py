@@ -70,6 +70,14 @@ def test_nothing_in_it():
     assert cut(message()) == []
 
 
+def test_what_was_left_out_is_news():
+    """People are told of it, so such a message is neither a repeat of a whole one nor nothing."""
+    whole, cut_short = (cut(message("gpu-1", **more)) for more in ({}, {"truncatedAlerts": 3}))
+    assert whole[0].digest != cut_short[0].digest
+    [parcel] = cut(message(truncatedAlerts=3))
+    assert (parcel.node, parcel.firing, parse_message(parcel.body).truncated) == (None, True, 3)
+
+
 @pytest.mark.parametrize(
     ("statuses", "firing"),
     [

@@ -27,7 +27,7 @@ def test_what_arrives_within_the_window_leaves_together(batches):
     batches.add([row(1, "a")], 10.0)
     assert taken(batches, [], 10.4) == []
     batches.add([row(2, "b")], 10.4)
-    assert (batches.window_ends(), taken(batches, [], 10.5), taken(batches, [], 11)) == (10.5, [1, 2], [])
+    assert (batches.next_look(10.4), taken(batches, [], 10.5), taken(batches, [], 11)) == (10.5, [1, 2], [])
 
 
 def test_a_full_batch_does_not_wait(batches):
@@ -41,29 +41,58 @@ def test_a_busy_node_holds_nobody_back(batches):
     assert taken(batches, [], 12.0) == [1]
 
 
+def test_a_busy_node_leaves_the_others_their_window(batches):
+    batches.add([row(1, "busy")], 0.0)
+    batches.add([row(2, "a")], 10.0)
+    batches.add([row(3, "b")], 10.4)
+    assert (taken(batches, ["busy"], 10.4), batches.next_look(10.4)) == ([], 10.5)
+    assert taken(batches, ["busy"], 10.5) == [2, 3]
+
+
+def test_a_second_fault_does_not_wait_for_the_first_ones_end(batches):
+    """It has 720 s of its own; its run opens it, and meets the lock there."""
+    batches.add([row(1)], 10.0)
+    assert taken(batches, ["gpu-1"], 39.9) == []
+    assert taken(batches, ["gpu-1"], 40.0) == [1]
+
+
+def test_what_came_in_while_the_ledger_answered_stays(batches):
+    batches.add([row(1)], 10.0)
+    batches.settle(set(), 9.9, 10.1)
+    assert taken(batches, [], 11.0) == [1]
+
+
+def test_a_slow_engine_does_not_get_it_twice(batches):
+    batches.add([row(1)], 10.0)
+    [handed] = batches.take([], 11.0)
+    batches.handed([handed], 100.0)
+    batches.settle({1}, 101.0, 101.0)
+    assert taken(batches, [], 101.0) == []
+
+
 def test_a_node_that_was_handed_over_is_busy_until_it_is_decided(batches):
     batches.add([row(1)], 10.0)
     assert taken(batches, [], 11.0) == [1]
     batches.add([row(2)], 12.0)
     assert taken(batches, [], 13.0) == []
-    batches.settle({2}, 14.0)
+    batches.settle({2}, 14.0, 14.0)
     assert taken(batches, [], 14.0) == [2]
 
 
 def test_what_nobody_decides_is_handed_on_again(batches):
     batches.add([row(1)], 10.0)
     assert taken(batches, [], 11.0) == [1]
-    batches.settle({1}, 70.9)
+    batches.settle({1}, 70.9, 70.9)
     assert taken(batches, [], 70.9) == []
-    batches.settle({1}, 71.0)
+    batches.settle({1}, 71.0, 71.0)
     assert taken(batches, [], 71.0) == [1]
 
 
 def test_neither_twice_nor_when_decided(batches):
     batches.add([row(1), row(1), row(2, due=False), row(3)], 10.0)
-    batches.settle({1}, 10.1)
+    batches.settle({1}, 10.1, 10.1)
     assert taken(batches, [], 11.0) == [1]
     batches.add([row(1)], 11.5)
     assert (taken(batches, [], 13.0), batches.waiting, batches.idle) == ([], 0, False)
-    batches.settle(set(), 13.0)
+    batches.settle(set(), 13.0, 13.0)
     assert batches.idle
