@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 import pytest
 from ledgers import fresh_schema
+from ports import free_port
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +44,7 @@ def running_postgresql() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="gpuops-postgresql-", dir="/tmp"))
     if user:
         shutil.chown(folder, "postgres", "postgres")
-    port = _free_port()
+    port = free_port()
     initdb = [
         programs / "initdb",
         "--pgdata",
@@ -82,11 +82,6 @@ def running_postgresql() -> Iterator[str]:
                 process.send_signal(signal.SIGQUIT)  # at once: nothing of it is kept
     finally:
         shutil.rmtree(folder)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def _wait(programs: Path, port: int, process: subprocess.Popen[bytes]) -> None:

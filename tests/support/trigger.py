@@ -24,6 +24,7 @@ from typing import Any
 
 from cluster.objects import wait_until
 from loop import REPOSITORY, Controller
+from ports import free_port
 
 TOKEN = "a token of the tests"
 _ENGINE = """
@@ -47,12 +48,6 @@ async def run():
 
 asyncio.run(run())
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def request(

@@ -107,7 +107,7 @@ def _files(ledger: Ledger, directory: str) -> list[Path]:
 def _absorb(ledger: Ledger, path: Path) -> list[str]:
     other = Database.open("sqlite:///%s" % path, check_mode=ledger.check_mode, adopt="taken over")
     try:
-        ids = ledger.absorb(other, _alive)
+        ids = ledger.absorb(other, ProcFs("/proc").alive)  # only this machine's controller has its private ledgers
     finally:
         other.close()
     if not ledger.check_mode:
@@ -115,9 +115,3 @@ def _absorb(ledger: Ledger, path: Path) -> list[str]:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink("%s%s" % (path, suffix))
     return ids
-
-
-def _alive(pid: int, start_ticks: int) -> bool:
-    """Whether a process of this machine is still the one that it was; only this machine's controller has its private ledgers."""
-    process = ProcFs("/proc").process(pid)
-    return process is not None and process.start_ticks == start_ticks and process.state != "Z"

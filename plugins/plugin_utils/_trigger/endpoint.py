@@ -28,7 +28,7 @@ class Endpoint:
     """Answers only after the commit. 4xx is for what no retry mends, since Alertmanager then waits for its next group interval; 503 for the rest."""
 
     def __init__(self, settings: Settings, metrics: Metrics, commit: Commit, received: Callable[[list[Kept]], None], lost: Lost):
-        self._settings, self._metrics = settings, metrics
+        self._settings, self._labels, self._metrics = settings, settings.labels, metrics
         self._commit, self._received, self._lost = commit, received, lost
         self._tokens = [b"Bearer " + token.encode() for token in settings.tokens]
         self.writable = self.readable = True  # whether the last commit went through, and the last look
@@ -50,7 +50,7 @@ class Endpoint:
             await self._lost("too_large", text)
             return self._refuse(413, "too_large", text)
         try:
-            found = await asyncio.to_thread(parcels, body, self._settings.labels)
+            found = await asyncio.to_thread(parcels, body, self._labels)
         except BadMessage as error:
             await self._lost("not_json", str(error))
             return self._refuse(400, "not_json", str(error))

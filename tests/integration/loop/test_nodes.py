@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 from loop import REPOSITORY, Controller, reachable_until
+from ports import free_port
 
 pytestmark = pytest.mark.timeout(900)
 MIB = 1 << 20
@@ -49,11 +49,8 @@ class Troubles:
 
 def unreachable(controller, name):
     """SSH to a port where nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     controller.host_variables[name].update(
-        ansible_connection="ssh", ansible_host="127.0.0.1", ansible_port=port, ansible_ssh_common_args="-o ConnectTimeout=2"
+        ansible_connection="ssh", ansible_host="127.0.0.1", ansible_port=free_port(), ansible_ssh_common_args="-o ConnectTimeout=2"
     )
 
 

@@ -13,8 +13,8 @@ import pytest
 from alerts import RECORDINGS, recorded, rewritten
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BreakerTripped
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger import database
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger import glass as glass_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
 from ansible_collections.gpuops.remediation.plugins.modules import incident, incident_change, incident_info, incident_stage
 from run_module import run_module
 
@@ -160,7 +160,7 @@ def glass(tmp_path):
 @pytest.fixture
 def run_ended(monkeypatch):
     """The run that went by the private ledger is gone; here it would be whoever started pytest."""
-    monkeypatch.setattr(glass_module, "_alive", lambda pid, start_ticks: False)
+    monkeypatch.setattr(ProcFs, "alive", lambda self, pid, start_ticks: False)
 
 
 @pytest.mark.usefixtures("run_ended")
