@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import (
+    Alert,
     Judged,
     LabelMap,
     is_own,
@@ -56,6 +57,29 @@ class Inbox(Changes):
                     raise BadMessage("the inbox has no message %s" % inbox_id)
                 messages.append((row.id, row.body, row.received_at))
         return self._open_all(messages, inventory, labels, limits, max_running)
+
+    def open_some(
+        self,
+        inbox_ids: Sequence[int],
+        inventory: Mapping[str, Any],
+        wanted: Callable[[Alert], bool],
+        labels: Optional[LabelMap] = None,
+        limits: Optional[Limits] = None,
+        max_running: int = 0,
+    ) -> list[dict[str, Any]]:
+        """Open or find the incidents of those alerts in stored messages that are wanted now; the messages wait on for a run that decides all of them."""
+        records: dict[str, dict[str, Any]] = {}
+        with self.together(), self.read() as connection:
+            messages = connection.execute(
+                sa.select(INBOX.c.body, INBOX.c.received_at).where(INBOX.c.id.in_(inbox_ids)).order_by(INBOX.c.id)
+            ).all()
+            for body, received_at in messages:
+                for judged in judge_all(parse_message(body), label_map(labels)):
+                    if judged.alert and judged.alert.node in inventory and wanted(judged.alert):
+                        opening = self._open_judged(judged, inventory, received_at, limits, max_running)
+                        if opening.record:
+                            records[opening.record["id"]] = opening.record
+        return list(records.values())
 
     def open_from_file(
         self,

@@ -24,6 +24,8 @@ def open_incidents(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
     """The module's result: the incidents, and what became of everything else in a message."""
     limits, inventory = Limits.of(params["limits"]), params["inventory"]
     message = {"inventory": inventory, "labels": params["alert_labels"], "limits": limits, "max_running": params["max_running"]}
+    if inventory and not ledger.check_mode:
+        ledger.keep_nodes(inventory)
     if params["alert_file"]:
         result = ledger.open_from_file(read_file(params["alert_file"]), "file:%s" % params["alert_file"], **message)
     elif params["inbox_ids"]:

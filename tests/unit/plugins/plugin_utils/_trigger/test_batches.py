@@ -11,7 +11,7 @@ from ledgers import NOON
 
 
 def row(inbox_id, node="gpu-1", due=True):
-    return Kept(inbox_id, node, True, NOON, due)
+    return Kept(inbox_id, node, True, NOON, due=due)
 
 
 def taken(batches, busy_nodes, now):
