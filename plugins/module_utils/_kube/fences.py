@@ -90,7 +90,7 @@ def fence_all(api: KubeApi, ledger: Ledger, fences: Sequence[Fence], deadline: D
     works = [_Work(one, permits.Permit(one.node, permits.Incident(one.incident_id, ledger, one.groups))) for one in fences]
     with ThreadPoolExecutor(max_workers=CONNECTIONS) as pool:
         if not check_mode:
-            one_a_node = list({work.fence.node: work for work in reversed(works)}.values())
+            one_a_node = _first_of_each_node(works)
             _read(api, one_a_node, pool, deadline)
             with ledger.together():
                 ready = [work for work in one_a_node if work.is_plain and _is_granted(work)]
@@ -107,6 +107,14 @@ def fence_all(api: KubeApi, ledger: Ledger, fences: Sequence[Fence], deadline: D
             return result_of(work.fence.node, lambda: writer.present([TAINT]))
 
         return list(pool.map(result, works))
+
+
+def _first_of_each_node(works: Sequence[_Work]) -> list[_Work]:
+    """Two writes of one node would only meet each other."""
+    first: dict[str, _Work] = {}
+    for work in works:
+        first.setdefault(work.fence.node, work)
+    return list(first.values())
 
 
 def _read(api: KubeApi, works: Sequence[_Work], pool: ThreadPoolExecutor, deadline: Deadline) -> None:

@@ -101,11 +101,11 @@ class Database:
     def together(self) -> Iterator[None]:
         """What this thread reads and writes inside is one transaction; one part that raises takes only itself back."""
         with self.write() as connection:
-            self._shared = connection
+            outer, self._shared = self._shared, connection
             try:
                 yield
             finally:
-                self._shared = None
+                self._shared = outer
 
     def _before_write(self, connection: sa.Connection) -> None:
         """For what a subclass adds to each write."""
