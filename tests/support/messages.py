@@ -43,6 +43,8 @@ _LABELS = {
     "gpu_uuid": ["GPU-5f0c1a52-6a8d-4f0e-9f0e-3c1d4e8a2b11", "MIG-5F0C1A52-6a8d-4f0e-9f0e-3c1d4e8a2b11", "GPU-"],
     "pci_bus_id": ["00000000:19:00.0", "0000:AF:00", "19:00"],
     "xid": ["79", "{{ 7 * 7 }}"],
+    "rack": ["r1/a:2", "{{ 7 * 7 }}"],
+    "hpc_job": ["4711", "-"],
     "alertname": ["GpuXidFatal", "{{ 7 * 7 }}"],
 }
 

@@ -42,7 +42,9 @@ def parcels(body: bytes, labels: Optional[LabelMap] = None, is_patient: Callable
         by_node.setdefault(judged.alert.node if judged.alert else None, []).append(judged)
     if not by_node and message.truncated:
         by_node = {None: []}  # what was left out is news too
-    teller = min(by_node, key=lambda node: node or "", default=None)  # people are told once of what was left out, by the same part each time
+    teller = min(
+        by_node, key=lambda node: node or "", default=None
+    )  # people are told once of what was left out, by the same part each time
     found: list[Parcel] = []
     for node, alerts in by_node.items():
         truncated = message.truncated if node == teller else 0

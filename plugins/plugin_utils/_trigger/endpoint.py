@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Alert
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
@@ -20,6 +21,8 @@ from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.commit
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.libraries import web
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.metrics import Metrics
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settings import Settings
+
+_SMALL_BYTES = 16 * 1024  # a thread would take longer
 
 Commit = Callable[[Sequence[Arrival]], Awaitable[list[Kept]]]
 IsPatient = Callable[[Alert], bool]
@@ -60,7 +63,8 @@ class Endpoint:
             await self._lost("too_large", text)
             return self._refuse(413, "too_large", text)
         try:
-            found = await asyncio.to_thread(parcels, body, self._labels, self._is_patient)
+            cut = partial(parcels, body, self._labels, self._is_patient)
+            found = cut() if len(body) <= _SMALL_BYTES else await asyncio.to_thread(cut)
         except BadMessage as error:
             await self._lost("not_json", str(error))
             return self._refuse(400, "not_json", str(error))

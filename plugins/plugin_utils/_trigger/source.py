@@ -33,6 +33,7 @@ from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settin
 _LOG = logging.getLogger("gpuops.remediation.alertmanager")
 _LOOK_SECONDS = 1.0  # how often the ledger is asked about rows that wait or were handed over
 _IDLE_SECONDS = 30.0  # and else: another source's rows, and commits whose answer was lost, are found too
+_STORM_SECONDS = 0.05  # for as long, what arrives is one reason to look
 _LOST_SECONDS = 60.0  # Alertmanager posts a refused message every few seconds
 
 
@@ -138,12 +139,14 @@ class Source:
 
     async def _settle(self) -> None:
         asked = self._now()
-        undecided = await asyncio.to_thread(self._ledger.undecided)
+        waiting, oldest = await asyncio.to_thread(self._ledger.waiting)
         self._endpoint.readable = True
-        self._batches.settle({row.inbox_id for row in undecided}, asked, self._now())
-        self._received(undecided)
-        self._metrics.undecided.set(len(undecided))
-        self._metrics.oldest = undecided[0].received_at.timestamp() if undecided else None
+        self._batches.settle(set(waiting), asked, self._now())
+        unknown = [inbox_id for inbox_id in waiting if inbox_id not in self._unfenced and not self._batches.knows(inbox_id)]
+        if unknown:
+            self._received(await asyncio.to_thread(self._ledger.undecided, unknown))
+        self._metrics.undecided.set(len(waiting))
+        self._metrics.oldest = oldest.timestamp() if oldest else None
 
     async def _rest(self) -> None:
         """Until something arrives, a window ends, or it is time to look again."""
@@ -156,6 +159,7 @@ class Source:
             seconds = _LOOK_SECONDS if ends is None else min(_LOOK_SECONDS, ends - self._now())
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wake.wait(), seconds)
+            await asyncio.sleep(_STORM_SECONDS)
 
     @staticmethod
     def _now() -> float:

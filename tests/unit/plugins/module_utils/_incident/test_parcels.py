@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from alerts import recorded, rewritten
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import MAX_DEPTH, judge_all, parse_message
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import GROUP_KINDS, MAX_DEPTH, judge_all, parse_message
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
 from hypothesis import example, given, settings
@@ -161,6 +161,7 @@ BELIEVED = {
     "gpu_index": r"\d{1,4}|None",
     "gi": r"\d{1,4}|None",
     "xid": r"\d{1,4}|None",
+    **dict.fromkeys(GROUP_KINDS, r"[A-Za-z0-9._:/-]{1,128}"),
 }
 
 
@@ -169,7 +170,8 @@ BELIEVED = {
 def test_what_is_believed_has_the_shape_of_what_it_names(content):
     """S1"""
     for judged in judge_all(parse_message(json.dumps(content).encode())):
-        record = judged.alert.record() if judged.alert else {}
+        record = judged.alert.record() if judged.alert else {"groups": {}}
+        record.update(record.pop("groups"))
         assert all(re.fullmatch(BELIEVED[name], str(value), re.ASCII) for name, value in record.items())
 
 
