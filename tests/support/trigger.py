@@ -67,7 +67,7 @@ def request(
 class Source:
     def __init__(self, directory: Path, ledger_url: str, *, stuck: bool = False, **args: Any) -> None:
         self.flags = ["stuck"] if stuck else []  # an engine that takes no event
-        self.args = {"tokens": [TOKEN], "port": free_port(), "ledger_url": ledger_url, **args}
+        self.args = {"tokens": [TOKEN], "port": free_port(), "ledger_url": ledger_url, "correlation_seconds": 0, **args}
         self.log = directory / "source.log"
         self.events: queue.Queue[dict[str, Any]] = queue.Queue()
         self.process: subprocess.Popen[str] | None = None

@@ -18,6 +18,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.error
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.commits import Arrival
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.connections import Connections
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.libraries import web
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.metrics import Metrics
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settings import Settings
@@ -44,10 +45,11 @@ class Endpoint:
         self._settings, self._labels, self._metrics, self._is_patient = settings, settings.labels, metrics, is_patient
         self._commit, self._received, self._lost = commit, received, lost
         self._tokens = [b"Bearer " + token.encode() for token in settings.tokens]
+        self.connections = Connections(settings.client_seconds)
         self.writable = self.readable = True  # whether the last commit went through, and the last look
 
     def application(self) -> web.Application:
-        application = web.Application(client_max_size=self._settings.max_body_bytes)
+        application = web.Application(client_max_size=self._settings.max_body_bytes, middlewares=[self.connections.middleware()])
         application.router.add_post(self._settings.path, self._alerts)
         application.router.add_get("/healthz", self._healthz)
         application.router.add_get("/metrics", self._show_metrics)
@@ -57,7 +59,10 @@ class Endpoint:
         if not self._may(request.headers.get("Authorization", "")):
             return self._refuse(401, "token", "a bearer token is needed")
         try:
-            body = await request.read()
+            async with asyncio.timeout(self._settings.client_seconds):
+                body = await request.read()
+        except TimeoutError:
+            return self._refuse(408, "too_slow", "the message did not come to its end within %g s" % self._settings.client_seconds)
         except web.HTTPRequestEntityTooLarge:
             text = "more than %d bytes are not read" % self._settings.max_body_bytes
             await self._lost("too_large", text)

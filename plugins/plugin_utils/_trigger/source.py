@@ -24,6 +24,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store i
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import Policy, load_policy
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.batches import Batches
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.commits import Commits
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.connections import server_log
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.endpoint import Endpoint
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.fencer import Fencer
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.libraries import required, web
@@ -61,7 +62,13 @@ class Source:
     async def run(self) -> None:
         """Until it is cancelled."""
         await self._settle()
-        runner = web.AppRunner(self._endpoint.application(), access_log=None, shutdown_timeout=5)  # a log would quote headers
+        runner = web.AppRunner(
+            self._endpoint.application(),
+            access_log=None,  # it would quote headers
+            logger=server_log(_LOG.name + ".server"),
+            auto_decompress=False,  # Alertmanager compresses nothing, and what is not compressed cannot be broken or a bomb
+            shutdown_timeout=5,
+        )
         await runner.setup()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -71,8 +78,14 @@ class Source:
                 _LOG.info("listening on %s, path %s", runner.addresses, self._settings.path)
                 tasks.create_task(self._fence())
                 tasks.create_task(self._hand_on())
+                tasks.create_task(self._close_idle(runner))
         finally:
             await runner.cleanup()
+
+    async def _close_idle(self, runner: web.AppRunner) -> None:
+        while True:
+            await asyncio.sleep(min(5.0, self._settings.client_seconds / 2))
+            self._endpoint.connections.close_idle(runner.server.connections, self._now())
 
     def _received(self, rows: Iterable[Kept]) -> None:
         new = {
