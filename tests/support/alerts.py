@@ -45,12 +45,16 @@ def rewritten(
         alert["startsAt"] = _text(_time(alert["startsAt"]) + shift)
         if not alert["endsAt"].startswith("0001-"):  # Alertmanager's "not ended"
             alert["endsAt"] = _text(_time(alert["endsAt"]) + shift)
-        alert["fingerprint"] = hashlib.sha256(json.dumps(alert["labels"], sort_keys=True).encode()).hexdigest()[:16]
+        alert["fingerprint"] = fingerprint(alert["labels"])
     moved["groupLabels"] = {name: alerts[0]["labels"].get(name, "") for name in moved["groupLabels"]}
     moved["commonLabels"] = _common([alert["labels"] for alert in alerts])
     moved["commonAnnotations"] = _common([alert["annotations"] for alert in alerts])
     moved["groupKey"] = "{}:{" + ", ".join(f'{name}="{value}"' for name, value in moved["groupLabels"].items()) + "}"
     return moved
+
+
+def fingerprint(labels: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(labels, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _set(target: dict[str, str], values: Mapping[str, str | None]) -> None:

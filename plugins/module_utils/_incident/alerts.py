@@ -27,6 +27,8 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._names import A
 NODE_WIDE = "-"
 MAX_TEXT = 16384  # characters of one label or annotation
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_DEPTH = 50  # Alertmanager's own has five; Python's decoder and encoder give up at a depth that depends on who calls
+MAX_TRUNCATED = 1_000_000_000  # sums of more have too many digits to be printed
 
 LabelMap = Mapping[str, Sequence[str]]
 
@@ -134,12 +136,32 @@ def parse_message(text: bytes) -> Message:
         raise BadMessage(
             "the message is not JSON: %s" % (error if isinstance(error, json.JSONDecodeError) else type(error).__name__)
         ) from None
+    if _depth_exceeds(body, MAX_DEPTH):
+        raise BadMessage("the message is nested deeper than %d" % MAX_DEPTH)
     if not isinstance(body, dict) or not isinstance(body.get("alerts"), list):
         raise BadMessage("the message is not Alertmanager's: it has no list 'alerts'")
     if body.get("version") != "4":
         raise BadMessage("the message is not of Alertmanager's webhook version 4")
-    truncated = body.get("truncatedAlerts", 0)
-    return Message(body["alerts"], truncated if isinstance(truncated, int) else 0, body)
+    return Message(body["alerts"], _truncated(body.get("truncatedAlerts")), body)
+
+
+def _depth_exceeds(value: Any, most: int) -> bool:
+    level = [value]
+    for _depth in range(most):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _truncated(count: Any) -> int:
+    return max(0, min(count, MAX_TRUNCATED)) if type(count) is int else 0  # JSON's true is an int to Python
 
 
 def judge_all(message: Message, labels: Optional[LabelMap] = None) -> Iterator[Judged]:

@@ -42,19 +42,15 @@ def parcels(body: bytes, labels: Optional[LabelMap] = None, is_patient: Callable
         by_node.setdefault(judged.alert.node if judged.alert else None, []).append(judged)
     if not by_node and message.truncated:
         by_node = {None: []}  # what was left out is news too
-    if len(by_node) <= 1:
-        return [
-            Parcel(node, _firing(alerts), _digest(alerts, message.truncated), body, _patient(alerts, is_patient))
-            for node, alerts in by_node.items()
-        ]
+    teller = min(
+        by_node, key=lambda node: node or "", default=None
+    )  # people are told once of what was left out, by the same part each time
     found: list[Parcel] = []
     for node, alerts in by_node.items():
-        part = {**message.whole, "alerts": [judged.raw for judged in alerts]}
-        if found:
-            part.pop("truncatedAlerts", None)  # people are told once
-        truncated = part.get("truncatedAlerts", 0)
-        whole = json.dumps(part).encode()
-        found.append(Parcel(node, _firing(alerts), _digest(alerts, truncated), whole, _patient(alerts, is_patient)))
+        truncated = message.truncated if node == teller else 0
+        part = {**message.whole, "alerts": [judged.raw for judged in alerts], "truncatedAlerts": truncated}
+        kept = body if len(by_node) == 1 else json.dumps(part).encode()
+        found.append(Parcel(node, _firing(alerts), _digest(alerts, truncated), kept, _patient(alerts, is_patient)))
     return found
 
 

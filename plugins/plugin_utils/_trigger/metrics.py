@@ -13,7 +13,7 @@ from typing import Optional
 
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.libraries import prometheus_client
 
-REFUSALS = ("token", "not_json", "too_large", "ledger_unavailable")
+REFUSALS = ("token", "not_json", "too_large", "too_slow", "ledger_unavailable")
 FENCES = ("fenced", "not_confirmed", "failed")
 
 

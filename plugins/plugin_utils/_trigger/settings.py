@@ -44,6 +44,7 @@ class Settings:
     batch_size: int = 200
     retry_seconds: float = 120.0
     max_body_bytes: int = MAX_MESSAGE_BYTES
+    client_seconds: float = 60.0
     policy_file: str = POLICY_FILE
     correlation_seconds: float = 15.0
     fence_in: str = "playbook"
@@ -69,6 +70,7 @@ class Settings:
             ("retry_seconds", float, 1.0, 3600.0),
             ("correlation_seconds", float, 0.0, 300.0),
             ("max_parallel_nodes", int, 0, 10_000),
+            ("client_seconds", float, 1.0, 3600.0),
             ("max_body_bytes", int, 1024, MAX_MESSAGE_BYTES),
         ):
             if name in given:

@@ -24,6 +24,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store i
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import Policy, load_policy
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.batches import Batches
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.commits import Commits
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.connections import server_log
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.endpoint import Endpoint
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.fencer import Fencer
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.libraries import required, web
@@ -33,6 +34,8 @@ from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settin
 _LOG = logging.getLogger("gpuops.remediation.alertmanager")
 _LOOK_SECONDS = 1.0  # how often the ledger is asked about rows that wait or were handed over
 _IDLE_SECONDS = 30.0  # and else: another source's rows, and commits whose answer was lost, are found too
+_STORM_SECONDS = 0.05  # for as long, what arrives is one reason to look
+_FENCE_ROWS = 500  # with one question to the ledger
 _LOST_SECONDS = 60.0  # Alertmanager posts a refused message every few seconds
 
 
@@ -60,7 +63,13 @@ class Source:
     async def run(self) -> None:
         """Until it is cancelled."""
         await self._settle()
-        runner = web.AppRunner(self._endpoint.application(), access_log=None, shutdown_timeout=5)  # a log would quote headers
+        runner = web.AppRunner(
+            self._endpoint.application(),
+            access_log=None,  # it would quote headers
+            logger=server_log(_LOG.name + ".server"),
+            auto_decompress=False,  # Alertmanager compresses nothing, and what is not compressed cannot be broken or a bomb
+            shutdown_timeout=5,
+        )
         await runner.setup()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -70,8 +79,14 @@ class Source:
                 _LOG.info("listening on %s, path %s", runner.addresses, self._settings.path)
                 tasks.create_task(self._fence())
                 tasks.create_task(self._hand_on())
+                tasks.create_task(self._close_idle(runner))
         finally:
             await runner.cleanup()
+
+    async def _close_idle(self, runner: web.AppRunner) -> None:
+        while True:
+            await asyncio.sleep(min(5.0, self._settings.client_seconds / 2))
+            self._endpoint.connections.close_idle(runner.server.connections, self._now())
 
     def _received(self, rows: Iterable[Kept]) -> None:
         new = {
@@ -88,8 +103,7 @@ class Source:
         """Whoever arrives while some are being fenced goes with the next."""
         while self._fencer:
             await self._to_fence.wait()
-            self._to_fence.clear()
-            rows = list(self._unfenced.values())
+            rows = list(self._unfenced.values())[:_FENCE_ROWS]
             try:
                 for outcome, count in (await asyncio.to_thread(self._fencer.fence, rows)).items():
                     self._metrics.fences.labels(outcome).inc(count)
@@ -99,6 +113,8 @@ class Source:
                 _LOG.exception("not fenced from here")
             for row in rows:
                 del self._unfenced[row.inbox_id]
+            if not self._unfenced:
+                self._to_fence.clear()
             self._batches.add(rows, self._now())
             self._wake.set()
 
@@ -138,12 +154,14 @@ class Source:
 
     async def _settle(self) -> None:
         asked = self._now()
-        undecided = await asyncio.to_thread(self._ledger.undecided)
+        waiting, oldest = await asyncio.to_thread(self._ledger.waiting)
         self._endpoint.readable = True
-        self._batches.settle({row.inbox_id for row in undecided}, asked, self._now())
-        self._received(undecided)
-        self._metrics.undecided.set(len(undecided))
-        self._metrics.oldest = undecided[0].received_at.timestamp() if undecided else None
+        self._batches.settle(set(waiting), asked, self._now())
+        unknown = [inbox_id for inbox_id in waiting if inbox_id not in self._unfenced and not self._batches.knows(inbox_id)]
+        if unknown:
+            self._received(await asyncio.to_thread(self._ledger.undecided, unknown))
+        self._metrics.undecided.set(len(waiting))
+        self._metrics.oldest = oldest.timestamp() if oldest else None
 
     async def _rest(self) -> None:
         """Until something arrives, a window ends, or it is time to look again."""
@@ -156,6 +174,7 @@ class Source:
             seconds = _LOOK_SECONDS if ends is None else min(_LOOK_SECONDS, ends - self._now())
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wake.wait(), seconds)
+            await asyncio.sleep(_STORM_SECONDS)
 
     @staticmethod
     def _now() -> float:

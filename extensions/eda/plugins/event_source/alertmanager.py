@@ -59,6 +59,10 @@ options:
     description: After how long a row that was handed on and is not decided is handed on again.
     type: float
     default: 120
+  client_seconds:
+    description: How long a message may take to arrive, and a connection may be open without asking for anything; then it is closed.
+    type: float
+    default: 60
   max_body_bytes:
     description: Longer messages are refused, and a reconcile is asked for.
     type: int
