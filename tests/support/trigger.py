@@ -152,7 +152,12 @@ class Rulebook:
     def __init__(self, controller: Controller, **variables: Any) -> None:
         self.controller = controller
         self.log = controller.directory / "rulebook.log"
-        self.variables = {"gpuops_trigger_port": free_port(), "gpuops_ledger_url": controller.ledger_url, **variables}
+        self.variables = {
+            "gpuops_trigger_port": free_port(),
+            "gpuops_ledger_url": controller.ledger_url,
+            "gpuops_correlation": {"seconds": 0.1},
+            **variables,
+        }
         self.process: subprocess.Popen[bytes] | None = None
         self._runs: set[int] = set()
 
