@@ -33,8 +33,11 @@ def test_mentions_nothing_private() -> None:
     assert found == []
 
 
-def test_code_states_its_license() -> None:
-    assert [name for name, text in files(".py", ".sh") if "SPDX-License-Identifier: GPL-3.0-or-later" not in text[:500]] == []
+def test_every_file_that_can_states_its_license() -> None:
+    """JSON, CSV and recordings cannot, and antsibull-changelog writes its own; REUSE.toml speaks for those."""
+    able = files(".cfg", ".h", ".c", ".j2", ".md", ".py", ".sh", ".toml", ".yml")
+    stated = "SPDX-License-Identifier: GPL-3.0-or-later"
+    assert [name for name, text in able if stated not in text[:500] and not name.startswith("changelogs/")] == []
 
 
 def test_yaml_files_end_in_yml() -> None:
