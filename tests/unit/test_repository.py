@@ -53,6 +53,23 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert [(name, link) for name, link in links if not (ROOT / name).parent.joinpath(link).exists()] == []
 
 
+RULES = re.split(r"^\*\*S(\d+)\. ", (ROOT / "docs/safety.md").read_text(), flags=re.MULTILINE)
+WITHOUT_A_PART = {"13", "15"}  # of this version
+
+
+@pytest.mark.parametrize("number, text", list(zip(RULES[1::2], RULES[2::2])))
+def test_each_safety_rule_has_guards_that_exist(number: str, text: str) -> None:
+    guards = [guard.split("::") for guard in re.findall(r"`(\S+::\w+)`", text)]
+    assert bool(guards) == (number not in WITHOUT_A_PART)
+    for name, test in guards:
+        path = ROOT / "tests" / re.sub(r"^unit/(?=_)", "unit/plugins/module_utils/", name)
+        assert f"\ndef {test}(" in path.read_text(), f"{name} has no {test}"
+
+
+def test_all_twenty_safety_rules_are_there() -> None:
+    assert RULES[1::2] == [str(number) for number in range(1, 21)]
+
+
 GROUPS = {group: set(modules) for group, modules in yaml.safe_load((ROOT / "meta/runtime.yml").read_text())["action_groups"].items()}
 FRAGMENT_OF = {"kubernetes": "kubernetes", "ledger": "ledger", "node": "node", "node_files": "node.state_dir", "under_lock": "ledger.lock"}
 
