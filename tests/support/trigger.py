@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.objects import wait_until
-from loop import REPOSITORY, Controller
+from loop import REPOSITORY, Controller, children
 from ports import free_port
 
 TOKEN = "a token of the tests"
@@ -196,7 +196,7 @@ class Rulebook:
     def kill(self, *, alone: bool = False) -> None:
         """Alone, it leaves the runs that it has started, each in a session of its own, to themselves."""
         assert self.process is not None
-        self._runs |= _children(self.process.pid)
+        self._runs |= children(self.process.pid)
         for pid in (self.process.pid, *([] if alone else self._runs)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -207,13 +207,3 @@ class Rulebook:
         status, body = request(self.variables["gpuops_trigger_port"], "POST", "/alerts", message.read_bytes())
         assert status == 200, body
         return list(json.loads(body)["inbox_ids"])
-
-
-def _children(pid: int) -> set[int]:
-    """Of a process and of theirs."""
-    found: set[int] = set()
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, tasks.read_text().split()):
-                found |= {child, *_children(child)}
-    return found
