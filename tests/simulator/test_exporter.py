@@ -10,7 +10,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils import _names
