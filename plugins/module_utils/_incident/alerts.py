@@ -38,7 +38,12 @@ DEFAULT_LABELS: LabelMap = {
     "gpu_index": ("gpu",),
     "gi": ("gpu_instance_id", "GPU_I_ID"),
     "xid": ("xid", "err_code"),
+    # what its node had in common with others; Prometheus' own label job is the exporter's
+    "job": ("hpc_job",),
+    "nvlink_domain": ("nvlink_domain",),
+    "rack": ("rack",),
 }
+GROUP_KINDS = ("job", "nvlink_domain", "rack")
 
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -46,6 +51,7 @@ _PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0
 _NUMBER = re.compile(r"[0-9]{1,4}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 _YEARS = range(2000, 2200)  # others, such as Go's zero time, do not fit every database
+_GROUP = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._:/-]{0,126}[A-Za-z0-9])?")
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -71,6 +77,7 @@ class Alert:
     gpu_index: Optional[int] = None
     gi: Optional[int] = None
     xid: Optional[int] = None
+    groups: Mapping[str, str] = field(default_factory=dict)  # by kind
 
     @property
     def gpu(self) -> str:
@@ -199,7 +206,16 @@ def judge(raw: Any, fingerprint: str, label_map: Optional[LabelMap] = None) -> A
         gpu_index=_number(find("gpu_index", _NUMBER, "the index of a GPU", labels)),
         gi=_number(find("gi", _NUMBER, "the id of a GPU instance", labels)),
         xid=_number(find("xid", _NUMBER, "an Xid code", labels, annotations)),
+        groups=dict(_groups(labels, label_map)),
     )
+
+
+def _groups(labels: Mapping[str, str], label_map: LabelMap) -> Iterator[tuple[str, str]]:
+    """A name that is not fit to be one is left out: the alert is good without it."""
+    for kind in GROUP_KINDS:
+        name = next((labels[label] for label in label_map.get(kind, ()) if labels.get(label)), "")
+        if _GROUP.fullmatch(name):
+            yield kind, name
 
 
 def normal_pci(address: str) -> str:

@@ -30,6 +30,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys 
     LIVE_STATES,
     OPEN_STATES,
     SETTLED_STATES,
+    group_of,
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import FORGET, RELEASE, allows, needed_mode, permitted
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.records import (
@@ -187,7 +188,7 @@ class Incidents(Settings):
         return proven if proven and self._standing(connection, row.id) else None
 
     def _end_group(self, connection: sa.Connection, row: Any) -> Any:
-        told = outcome.group_end(row.nodes)
+        told = outcome.group_end(*group_of(row.asked_key), row.nodes)
         return self._end(connection, row, told.state, told.reason)
 
     def _end_opted_out(self, connection: sa.Connection, row: Any) -> Any:
@@ -267,6 +268,11 @@ class Incidents(Settings):
         if row is not None:
             return row
         if want.alert:
+            episode = (ALERTS.c.fingerprint == want.alert.fingerprint, ALERTS.c.starts_at == want.alert.starts_at)
+            of_group = (INCIDENTS.c.kind == "group", INCIDENTS.c.id.in_(sa.select(ALERTS.c.incident_id).where(*episode)))
+            row = connection.execute(open_ones.where(*of_group)).first()
+            if row is not None:
+                return row
             same: Any = INCIDENTS.c.id.in_(sa.select(ALERTS.c.incident_id).where(ALERTS.c.fingerprint == want.alert.fingerprint))
         else:
             same = sa.or_(INCIDENTS.c.asked_key == want.key, sa.and_(INCIDENTS.c.gpu == want.gpu, INCIDENTS.c.kind == "fault"))
@@ -415,7 +421,7 @@ class Incidents(Settings):
                 overdue=self.now() > row.deadline_at,
             )
             if row.kind == "group":
-                computed = outcome.group_end(row.nodes)
+                computed = outcome.group_end(*group_of(row.asked_key), row.nodes)
             elif row.state == "contained":
                 computed = outcome.repeated(computed, row.verdict, stages)
             state, why = end_state or computed.state, reason or computed.reason

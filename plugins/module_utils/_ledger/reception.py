@@ -27,12 +27,16 @@ _HELD_SECONDS = 60  # for as long, a repeat of a held alert is the other Alertma
 
 @dataclass(frozen=True)
 class Kept:
-    """An inbox row. firing: whether any of its alerts is. due: the ledger has no decision about it yet. repeat: it was delivered before."""
+    """An inbox row. firing: whether any of its alerts is. patient: it waits for others that may be the same fault.
+
+    due: the ledger has no decision about it yet. repeat: it was delivered before.
+    """
 
     inbox_id: int
     node: Optional[str]
     firing: bool
     received_at: datetime
+    patient: bool = False
     due: bool = True
     repeat: bool = False
 
@@ -49,14 +53,14 @@ class Reception(Database):
             values: dict[str, Any] = {"received_at": self.now(), "source": source, "body": parcel.body}
             new = (
                 sa.insert(INBOX)
-                .values(node=parcel.node, firing=parcel.firing, digest=parcel.digest, deliveries=1, **values)
+                .values(node=parcel.node, firing=parcel.firing, patient=parcel.patient, digest=parcel.digest, deliveries=1, **values)
                 .returning(INBOX.c.id)
             )
-            return Kept(int(connection.execute(new).scalar_one()), parcel.node, parcel.firing, values["received_at"])
+            return Kept(int(connection.execute(new).scalar_one()), parcel.node, parcel.firing, values["received_at"], parcel.patient)
         due = row.handled_at is None or (row.firing and self._may_be_decided_otherwise(connection, row))
         values = {"deliveries": row.deliveries + 1, **({"handled_at": None} if due else {})}
         connection.execute(sa.update(INBOX).where(INBOX.c.id == row.id).values(**values))
-        return Kept(row.id, row.node, row.firing, row.received_at, due=due, repeat=True)
+        return Kept(row.id, row.node, row.firing, row.received_at, row.patient, due=due, repeat=True)
 
     def _may_be_decided_otherwise(self, connection: sa.Connection, row: Any) -> bool:
         """The mode or the breaker was set since, or it was held, perhaps for a node that the inventory has by now."""
@@ -68,7 +72,7 @@ class Reception(Database):
     def undecided(self) -> list[Kept]:
         """What was accepted and has no decision, the oldest first; also what came in a file and was left by a run that died."""
         due = (
-            sa.select(INBOX.c.id, INBOX.c.node, INBOX.c.firing, INBOX.c.received_at)
+            sa.select(INBOX.c.id, INBOX.c.node, INBOX.c.firing, INBOX.c.received_at, INBOX.c.patient)
             .where(INBOX.c.handled_at.is_(None))
             .order_by(INBOX.c.id)
         )

@@ -12,6 +12,7 @@ import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Sequence
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Alert
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept
@@ -21,14 +22,23 @@ from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.metric
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settings import Settings
 
 Commit = Callable[[Sequence[Arrival]], Awaitable[list[Kept]]]
+IsPatient = Callable[[Alert], bool]
 Lost = Callable[[str, str], Awaitable[None]]  # why, and the same in words
 
 
 class Endpoint:
     """Answers only after the commit. 4xx is for what no retry mends, since Alertmanager then waits for its next group interval; 503 for the rest."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, commit: Commit, received: Callable[[list[Kept]], None], lost: Lost):
-        self._settings, self._labels, self._metrics = settings, settings.labels, metrics
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        commit: Commit,
+        received: Callable[[list[Kept]], None],
+        lost: Lost,
+        is_patient: IsPatient,
+    ):
+        self._settings, self._labels, self._metrics, self._is_patient = settings, settings.labels, metrics, is_patient
         self._commit, self._received, self._lost = commit, received, lost
         self._tokens = [b"Bearer " + token.encode() for token in settings.tokens]
         self.writable = self.readable = True  # whether the last commit went through, and the last look
@@ -50,7 +60,7 @@ class Endpoint:
             await self._lost("too_large", text)
             return self._refuse(413, "too_large", text)
         try:
-            found = await asyncio.to_thread(parcels, body, self._labels)
+            found = await asyncio.to_thread(parcels, body, self._labels, self._is_patient)
         except BadMessage as error:
             await self._lost("not_json", str(error))
             return self._refuse(400, "not_json", str(error))

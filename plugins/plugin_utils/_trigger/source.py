@@ -13,16 +13,19 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.correlation import domain_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import open_ledger
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import Policy, load_policy
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.batches import Batches
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.commits import Commits
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.endpoint import Endpoint
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.fencer import Fencer
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.libraries import required, web
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.metrics import Metrics
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settings import Settings
@@ -34,12 +37,22 @@ _LOST_SECONDS = 60.0  # Alertmanager posts a refused message every few seconds
 
 
 class Source:
-    def __init__(self, settings: Settings, ledger: Ledger, queue: asyncio.Queue[Any]) -> None:
+    def __init__(self, settings: Settings, ledger: Ledger, policy: Policy, queue: asyncio.Queue[Any]) -> None:
         self._settings, self._ledger, self._queue = settings, ledger, queue
         self._metrics = Metrics()
         self._commits = Commits(ledger.keep)
-        self._batches = Batches(settings.window_seconds, settings.batch_size, settings.retry_seconds)
-        self._endpoint = Endpoint(settings, self._metrics, self._commits.commit, self._received, self._lost)
+        self._batches = Batches(settings.window_seconds, settings.batch_size, settings.retry_seconds, settings.correlation_seconds)
+        self._endpoint = Endpoint(
+            settings,
+            self._metrics,
+            self._commits.commit,
+            self._received,
+            self._lost,
+            lambda alert: domain_of(alert.xid, policy) is not None,
+        )
+        self._fencer = Fencer(settings, ledger, policy) if settings.fence_in == "source" else None
+        self._unfenced: dict[int, Kept] = {}  # rows that wait for the fencer, or are with it; no run gets them before
+        self._to_fence = asyncio.Event()
         self._reconciles: list[str] = []  # that are to be asked for, by why
         self._asked: dict[str, float] = {}  # and when each was, last
         self._wake = asyncio.Event()
@@ -55,13 +68,37 @@ class Source:
                 site = web.TCPSite(runner, self._settings.host, self._settings.port, ssl_context=self._settings.tls)
                 await site.start()
                 _LOG.info("listening on %s, path %s", runner.addresses, self._settings.path)
+                tasks.create_task(self._fence())
                 tasks.create_task(self._hand_on())
         finally:
             await runner.cleanup()
 
-    def _received(self, rows: list[Kept]) -> None:
-        self._batches.add(rows, self._now())
-        self._wake.set()
+    def _received(self, rows: Iterable[Kept]) -> None:
+        new = {
+            row.inbox_id: row for row in rows if row.due and row.inbox_id not in self._unfenced and not self._batches.knows(row.inbox_id)
+        }
+        if new and self._fencer:
+            self._unfenced.update(new)
+            self._to_fence.set()
+        elif new:
+            self._batches.add(new.values(), self._now())
+            self._wake.set()
+
+    async def _fence(self) -> None:
+        """Whoever arrives while some are being fenced goes with the next."""
+        while self._fencer:
+            await self._to_fence.wait()
+            self._to_fence.clear()
+            rows = list(self._unfenced.values())
+            try:
+                for outcome, count in (await asyncio.to_thread(self._fencer.fence, rows)).items():
+                    self._metrics.fences.labels(outcome).inc(count)
+            except Exception as error:  # whatever it is, the run does it too
+                _LOG.warning("not fenced from here: %s", error if isinstance(error, RemediationError) else type(error).__name__)
+            for row in rows:
+                del self._unfenced[row.inbox_id]
+            self._batches.add(rows, self._now())
+            self._wake.set()
 
     async def _lost(self, why: str, text: str) -> None:
         """A message that cannot be kept may have held news: people are told once an hour, and a reconcile is asked for."""
@@ -102,7 +139,7 @@ class Source:
         undecided = await asyncio.to_thread(self._ledger.undecided)
         self._endpoint.readable = True
         self._batches.settle({row.inbox_id for row in undecided}, asked, self._now())
-        self._batches.add(undecided, self._now())
+        self._received(undecided)
         self._metrics.undecided.set(len(undecided))
         self._metrics.oldest = undecided[0].received_at.timestamp() if undecided else None
 
@@ -131,8 +168,9 @@ def _event(**content: Any) -> dict[str, Any]:
 async def run(queue: asyncio.Queue[Any], args: Mapping[str, Any]) -> None:
     required()
     settings = Settings.of(args)
+    policy = load_policy(settings.policy_file)
     ledger = await asyncio.to_thread(open_ledger, settings.ledger_url)
     try:
-        await Source(settings, ledger, queue).run()
+        await Source(settings, ledger, policy, queue).run()
     finally:
         ledger.close()

@@ -94,3 +94,15 @@ def test_each_alert_s_own_status_counts(statuses, firing):
         for alert, status in zip(content["alerts"], statuses):
             alert["status"] = status
         assert {parcel.node: parcel.firing for parcel in cut(content)} == firing
+
+
+def test_patient_is_what_has_nothing_urgent_in_it():
+    """A node's parcel waits for others only if each of its alerts does; one that cannot be judged, or has ended, does not."""
+
+    def patient(*alerts):
+        [parcel] = parcels(json.dumps({"version": "4", "alerts": list(alerts)}).encode(), is_patient=lambda alert: alert.xid == 74)
+        return parcel.patient
+
+    link, lost = (message("gpu-1")["alerts"][0] | {"fingerprint": f * 16} for f in "ab")
+    link, lost = ({**one, "annotations": {"xid": xid}} for one, xid in ((link, "74"), (lost, "79")))
+    assert (patient(link), patient(lost), patient(link, lost), patient({**link, "status": "resolved"})) == (True, False, False, False)
