@@ -36,6 +36,7 @@ class ExporterProcess:
         if self._process:
             self._process.kill()
             self._process.communicate()
+            self._process = None
 
 
 @contextlib.contextmanager
