@@ -38,7 +38,7 @@ class Ledger(fences.Ledger, Protocol):
 
     def now(self) -> datetime: ...
 
-    def finish_stage(self, incident_id: str, stage: str, outcome: str, data: Mapping[str, Any], reason: str) -> object: ...
+    def detected(self, told: Mapping[str, tuple[Mapping[str, Any], str]]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,8 @@ def fence(
     wanted = [_fence(one.incident["target"]) for one in weighed if one.fences]
     answers = iter(fences.fence_all(api, ledger, wanted, deadline, check_mode))
     told = [_told(one, next(answers) if one.fences else {}) for one in weighed]
-    with ledger.together():
-        for answer in told:
-            data = {name: answer[name] for name in ("fenced", "witness", "error_kind")}
-            ledger.finish_stage(answer["incident_id"], "detect", "ok", data, answer["reason"])
+    names = ("fenced", "witness", "error_kind")
+    ledger.detected({one["incident_id"]: ({name: one[name] for name in names}, one["reason"]) for one in told})
     return told
 
 

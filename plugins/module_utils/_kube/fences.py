@@ -7,15 +7,15 @@
 """Fences: many nodes tainted for new incidents at once.
 
 The ledger is asked about all of them in one transaction and told of all in another; between these the nodes are written side by side. A node
-that cannot be done so simply (somebody else wrote it, it has two incidents, it is check mode) goes the long way of a taint.
+that is not so plain (tainted already, refused by mode or breaker, written by somebody else meanwhile, with two incidents; and any in check mode)
+goes the long way of a taint.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,7 +30,6 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints im
     Taint,
     Want,
     parse_node,
-    part_of,
     patch_of,
     plan,
     spot_of,
@@ -44,7 +43,9 @@ _FEW = 2 * CONNECTIONS  # as many nodes are read one by one; for more the whole 
 
 
 class Ledger(permits.Ledger, Protocol):
-    def together(self) -> AbstractContextManager[None]: ...
+    def grant(self, wants: Mapping[str, tuple[str, str, Mapping[str, Any]]], wanted: Any) -> Mapping[str, permits.Change]: ...
+
+    def all_applied(self, changes: Iterable[Any], after: Any) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,7 @@ class _Work:
     fence: Fence
     permit: permits.Permit
     before: Node | None = None
-    change: permits.Change | None = None
     after: Node | None = None
-    error: RemediationError | None = None
 
     @property
     def want(self) -> Want:
@@ -78,9 +77,11 @@ class _Work:
         node = self.before
         return node is not None and node.uid == self.fence.uid and node.managed and node.taint(spot_of(TAINT)) is None
 
+    @property
+    def target(self) -> str:
+        return permits.target_of(self.fence.node, PART)
+
     def outcome(self) -> Outcome[Node]:
-        if self.error:
-            raise self.error
         assert self.before and self.after
         return Outcome(self.before, self.after, plan(self.before, self.want))
 
@@ -92,16 +93,13 @@ def fence_all(api: KubeApi, ledger: Ledger, fences: Sequence[Fence], deadline: D
         if not check_mode:
             one_a_node = _first_of_each_node(works)
             _read(api, one_a_node, pool, deadline)
-            with ledger.together():
-                ready = [work for work in one_a_node if work.is_plain and _is_granted(work)]
-            list(pool.map(lambda work: _write(api, work, deadline), ready))
-            with ledger.together():
-                for work in ready:
-                    if work.after and work.change:
-                        work.permit.applied(work.change, part_of(work.after, PART))
+            plain = {work.fence.incident_id: work for work in one_a_node if work.is_plain}
+            granted = ledger.grant({name: (work.fence.node, work.target, work.fence.groups) for name, work in plain.items()}, dict(TAINT))
+            list(pool.map(lambda name: _write(api, plain[name], deadline), granted))
+            ledger.all_applied([granted[name] for name in granted if plain[name].after], dict(TAINT))
 
         def result(work: _Work) -> dict[str, Any]:
-            if work.after or work.error:
+            if work.after:
                 return result_of(work.fence.node, work.outcome)
             writer = NodeWriter(api, work.permit, deadline, work.fence.uid, check_mode)
             return result_of(work.fence.node, lambda: writer.present([TAINT]))
@@ -134,18 +132,6 @@ def _read(api: KubeApi, works: Sequence[_Work], pool: ThreadPoolExecutor, deadli
         }
         for work in works:
             work.before = listed.get(work.fence.node)
-
-
-def _is_granted(work: _Work) -> bool:
-    """Whether the ledger allows the fence, and has it on record now."""
-    try:
-        work.permit.check("taint")
-        work.permit.take_slot()
-        assert work.before
-        work.change = work.permit.intend(PART, part_of(work.before, PART), dict(TAINT))
-    except RemediationError as error:
-        work.error = error
-    return work.error is None
 
 
 def _write(api: KubeApi, work: _Work, deadline: Deadline) -> None:

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Callable, Optional
 
@@ -24,9 +23,10 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alert
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arrivals import Arrived, Correlation, How, Told
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import from_alert, place_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import from_alert, place_with
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.groups import Groups
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.incidents import Opening
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.storm import Storm
 
 try:
     import sqlalchemy as sa
@@ -37,7 +37,7 @@ except ImportError:  # said by _ledger.database
 Message = tuple[int, bytes, datetime]
 
 
-class Inbox(Groups):
+class Inbox(Groups, Storm):
     def receive(self, body: bytes, source: str) -> int:
         """Keep a message; its id is all that anybody passes on (S1)."""
         with self.write() as connection:
@@ -76,14 +76,16 @@ class Inbox(Groups):
 
     def open_some(self, inbox_ids: Sequence[int], how: How, wanted: Callable[[Alert], bool]) -> list[dict[str, Any]]:
         """Open or find the incidents of those alerts that are wanted now; their messages wait on for a run that decides all of them."""
-        records: dict[str, dict[str, Any]] = {}
-        with self.together():
-            for inbox_id, body, received_at in self._messages(inbox_ids):
-                for judged in judge_all(parse_message(body), how.labels):
-                    if judged.alert and judged.alert.node in how.inventory and wanted(judged.alert):
-                        opening = self._open_alert(Arrived(inbox_id, received_at, judged), judged.alert, how)
-                        records.update({record["id"]: record for record in opening.records})
-        return list(records.values())
+        arrived = [
+            (Arrived(inbox_id, received_at, judged), judged.alert)
+            for inbox_id, body, received_at in self._messages(inbox_ids)
+            for judged in judge_all(parse_message(body), how.labels)
+            if judged.alert and judged.alert.node in how.inventory and wanted(judged.alert)
+        ]
+        records, others = self.open_plain(arrived, how) if arrived else ([], [])
+        for one, alert in others:
+            records += self._open_alert(one, alert, how).records
+        return list({record["id"]: record for record in records}.values())
 
     def _messages(self, inbox_ids: Iterable[int]) -> list[Message]:
         rows = sa.select(INBOX.c.id, INBOX.c.body, INBOX.c.received_at).where(INBOX.c.id.in_(inbox_ids)).order_by(INBOX.c.id)
@@ -126,9 +128,9 @@ class Inbox(Groups):
                 told.add(record)
 
     def _open_alert(self, one: Arrived, alert: Alert, how: How) -> Opening:
-        place = place_of(how.inventory, alert.node)
-        place = replace(place, groups={**place.groups, **alert.groups})
-        return self.open_incident(from_alert(place, alert, one.received_at), how.limits, max_running=how.max_running)
+        return self.open_incident(
+            from_alert(place_with(how.inventory, alert), alert, one.received_at), how.limits, max_running=how.max_running
+        )
 
     def _tell(self, inbox_id: int, topic: str, reason: str) -> None:
         """What was not in a message, or could not be read of it, is lost to us but not to people."""

@@ -14,6 +14,7 @@ from typing import Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.fence import certain_alone, fence
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.prometheus import Prometheus
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arrivals import How
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import TAINT, allows
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.client import KubeApi, connect
@@ -41,14 +42,8 @@ class Fencer:
         firing = [row.inbox_id for row in rows if row.firing and not row.patient and row.node]
         if not firing or not allows(self._ledger.mode(), TAINT):
             return Counter()
-        incidents = self._ledger.open_some(
-            firing,
-            self._ledger.nodes(),
-            lambda alert: certain_alone(alert.record(), self._policy) is not None,
-            self._settings.labels,
-            self._limits,
-            self._settings.max_parallel_nodes,
-        )
+        how = How(self._ledger.nodes(), self._settings.labels, self._limits, self._settings.max_parallel_nodes)
+        incidents = self._ledger.open_some(firing, how, lambda alert: certain_alone(alert.record(), self._policy) is not None)
         if not incidents:
             return Counter()
         self._api = self._api or connect(self._settings.kubeconfig, self._settings.context, DEADLINE_SECONDS)

@@ -93,8 +93,10 @@ class Source:
             try:
                 for outcome, count in (await asyncio.to_thread(self._fencer.fence, rows)).items():
                     self._metrics.fences.labels(outcome).inc(count)
-            except Exception as error:  # whatever it is, the run does it too
-                _LOG.warning("not fenced from here: %s", error if isinstance(error, RemediationError) else type(error).__name__)
+            except RemediationError as error:
+                _LOG.warning("not fenced from here: %s", error)
+            except Exception:  # whatever it is, the run does it too
+                _LOG.exception("not fenced from here")
             for row in rows:
                 del self._unfenced[row.inbox_id]
             self._batches.add(rows, self._now())

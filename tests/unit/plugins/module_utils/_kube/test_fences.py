@@ -135,11 +135,12 @@ def test_nothing_is_written_without_a_ledger(world, monkeypatch):
     world.node("gpu-1")
     fence = world.fence("gpu-1")
 
-    def away(incident_id, write):
+    def away(wants, wanted):
         raise LedgerUnavailable("the disk is full")
 
-    monkeypatch.setattr(world.ledger, "authorize", away)
-    assert [one["error_kind"] for one in world.fence_all(fence)] == ["ledger_unavailable"]
+    monkeypatch.setattr(world.ledger, "grant", away)
+    with pytest.raises(LedgerUnavailable):
+        world.fence_all(fence)
     assert world.api.writes() == []
 
 
