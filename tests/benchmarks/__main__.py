@@ -25,6 +25,7 @@ sys.path[:0] = [
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger  # noqa: E402
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.lines import parse_line  # noqa: E402
+from latency import latency  # noqa: E402
 from loop import Controller  # noqa: E402
 
 GIB = 1 << 30
@@ -97,6 +98,8 @@ def main() -> None:
     parser(20_000)
     ledger(200)
     loop(runs=3)
+    for stage, seconds in latency(rounds=5).items():
+        show(f"a fault on a node, until {stage}", seconds, "s")
 
 
 if __name__ == "__main__":
