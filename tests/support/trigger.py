@@ -64,6 +64,12 @@ def request(
         connection.close()
 
 
+def metric(port: int, name: str) -> float:
+    lines = request(port, "GET", "/metrics", token=None)[1].decode().splitlines()
+    [value] = [line.rsplit(" ", 1)[1] for line in lines if line.rsplit(" ", 1)[0] == name]
+    return float(value)
+
+
 class Source:
     def __init__(self, directory: Path, ledger_url: str, *, stuck: bool = False, **args: Any) -> None:
         self.flags = ["stuck"] if stuck else []  # an engine that takes no event
@@ -141,9 +147,7 @@ class Source:
         return self.request("POST", "/alerts", body, **options)
 
     def metric(self, name: str) -> float:
-        lines = self.request("GET", "/metrics", token=None)[1].decode().splitlines()
-        [value] = [line.rsplit(" ", 1)[1] for line in lines if line.rsplit(" ", 1)[0] == name]
-        return float(value)
+        return metric(self.args["port"], name)
 
 
 class Rulebook:
@@ -201,6 +205,13 @@ class Rulebook:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+
+    def metric(self, name: str) -> float:
+        return metric(self.variables["gpuops_trigger_port"], name)
+
+    def finished(self) -> int:
+        """How many runs have come to their end."""
+        return self.log.read_text().count("PLAY RECAP")
 
     def post(self, message: Path) -> list[int]:
         """The inbox rows of a message in a file."""
