@@ -14,7 +14,7 @@ description:
   - Nothing is written anywhere, no node is asked and no API. Nobody releases a GPU or resets the breaker during a replay.
   - What a node would have answered is not in a recording. An alert's Xid counts as if the node confirms it, and a kernel log as if NVML has
     nothing to add.
-version_added: "0.2.0"
+version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
   - gpuops.remediation.attributes
@@ -58,7 +58,7 @@ options:
   inventory:
     description:
       - The nodes, as M(gpuops.remediation.incident) takes them; it decides who is opted out and how large the breaker's groups are.
-      - A node that is not in it is replayed all the same and named in RV(totals.not_in_inventory).
+      - A node that is not in it is replayed all the same and named in RV(totals) as C(not_in_inventory).
     type: dict
     default: {}
   alert_labels:
