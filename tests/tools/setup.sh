@@ -50,16 +50,26 @@ debian python3-dev 'ls /usr/include/python3*/Python.h'
 if [ "$1" = test ]; then
     debian postgresql 'ls /usr/lib/postgresql/*/bin/initdb'
     debian openjdk-17-jre-headless 'java -version'
+    debian prometheus 'command -v prometheus promtool'
+    debian prometheus-alertmanager 'command -v prometheus-alertmanager amtool'
     debian shellcheck 'command -v shellcheck'
 fi
 if [ -n "$missing" ]; then
     say "Debian packages:$missing"
+    policy=/usr/sbin/policy-rc.d # Debian would start each service that it installs
+    if [ ! -e $policy ] && { printf '#!/bin/sh\nexit 101\n' >$policy; } 2>/dev/null; then
+        trap 'rm -f $policy' EXIT
+        chmod 755 $policy
+    else
+        policy=
+    fi
     # shellcheck disable=SC2086 # several words on purpose
     { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $missing; } >"$cache/apt.log" 2>&1 9>&- || {
         tail -n 20 "$cache/apt.log"
         say "could not install$missing; install them by hand and start again"
         exit 1
     }
+    [ -z "$policy" ] || rm -f "$policy" # the script ends in an exec, which runs no trap
 fi
 
 python=$(python_at_least 11 /usr/bin/python3 python3 python3.11 python3.12 python3.13) || { say "Python 3.11 or later is needed"; exit 1; }
