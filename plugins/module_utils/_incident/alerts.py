@@ -59,7 +59,7 @@ class HeldAlert(Exception):
 
 @dataclass(frozen=True)
 class Alert:
-    """What is believed of one alert."""
+    """What is believed of one alert. hint: it is over and was told of by a record of the past, so it proves nothing; somebody is to look (S3)."""
 
     fingerprint: str
     status: str
@@ -71,6 +71,7 @@ class Alert:
     gpu_index: Optional[int] = None
     gi: Optional[int] = None
     xid: Optional[int] = None
+    hint: bool = False
 
     @property
     def gpu(self) -> str:
@@ -199,6 +200,7 @@ def judge(raw: Any, fingerprint: str, label_map: Optional[LabelMap] = None) -> A
         gpu_index=_number(find("gpu_index", _NUMBER, "the index of a GPU", labels)),
         gi=_number(find("gi", _NUMBER, "the id of a GPU instance", labels)),
         xid=_number(find("xid", _NUMBER, "an Xid code", labels, annotations)),
+        hint=raw.get("hint") is True,
     )
 
 

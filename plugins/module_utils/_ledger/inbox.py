@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Optional
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import (
     Judged,
     LabelMap,
@@ -24,6 +25,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budge
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import UnknownNode, from_alert, place_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.changes import Changes
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.incidents import silenced_by
 
 try:
     import sqlalchemy as sa
@@ -46,6 +48,7 @@ class Inbox(Changes):
         labels: Optional[LabelMap] = None,
         limits: Optional[Limits] = None,
         max_running: int = 0,
+        silences: Optional[Silences] = None,
     ) -> dict[str, Any]:
         """Open or find the incidents of stored messages."""
         messages = []
@@ -55,7 +58,7 @@ class Inbox(Changes):
                 if row is None:
                     raise BadMessage("the inbox has no message %s" % inbox_id)
                 messages.append((row.id, row.body, row.received_at))
-        return self._open_all(messages, inventory, labels, limits, max_running)
+        return self._open_all(messages, inventory, labels, limits, max_running, silences)
 
     def open_from_file(
         self,
@@ -65,9 +68,10 @@ class Inbox(Changes):
         labels: Optional[LabelMap] = None,
         limits: Optional[Limits] = None,
         max_running: int = 0,
+        silences: Optional[Silences] = None,
     ) -> dict[str, Any]:
         """Open or find the incidents of a message that is received by being read."""
-        return self._open_all([(self.receive(body, source), body, self.now())], inventory, labels, limits, max_running)
+        return self._open_all([(self.receive(body, source), body, self.now())], inventory, labels, limits, max_running, silences)
 
     def _open_all(
         self,
@@ -76,6 +80,7 @@ class Inbox(Changes):
         labels: Optional[LabelMap],
         limits: Optional[Limits],
         max_running: int,
+        silences: Optional[Silences],
     ) -> dict[str, Any]:
         records: dict[str, dict[str, Any]] = {}
         held: list[dict[str, Any]] = []
@@ -97,6 +102,11 @@ class Inbox(Changes):
                 about = {"position": judged.position, "fingerprint": judged.fingerprint}
                 if is_own(judged.raw):
                     ignored.append({**about, "reason": "our own notification"})
+                    continue
+                silence = silences.of(judged.fingerprint, judged.raw.get("labels")) if silences and judged.alert else None
+                if judged.alert and silence:
+                    self.leave_silenced(judged.alert, received_at, silence, None if self.check_mode else inbox_id)
+                    ignored.append({**about, "reason": silenced_by(silence)})
                     continue
                 try:
                     opening = self._open_judged(judged, inventory, received_at, limits, max_running)

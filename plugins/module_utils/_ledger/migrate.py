@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.migrations import v0001_first, v0002_channels, v0003_reception
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.migrations import (
+    v0001_first,
+    v0002_channels,
+    v0003_reception,
+    v0005_sync,
+)
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-VERSIONS = (v0001_first, v0002_channels, v0003_reception)
+VERSIONS = (v0001_first, v0002_channels, v0003_reception, v0005_sync)
 HEAD = VERSIONS[-1].revision
 
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Optional
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.argspec import alertmanager_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import MAX_MESSAGE_BYTES
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
@@ -23,21 +26,38 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store i
 def open_incidents(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
     """The module's result: the incidents, and what became of everything else in a message."""
     limits, inventory = Limits.of(params["limits"]), params["inventory"]
-    message = {"inventory": inventory, "labels": params["alert_labels"], "limits": limits, "max_running": params["max_running"]}
+    silences, missing = _silences(params)
+    message = {
+        "inventory": inventory,
+        "labels": params["alert_labels"],
+        "limits": limits,
+        "max_running": params["max_running"],
+        "silences": silences,
+    }
     if params["alert_file"]:
         result = ledger.open_from_file(read_file(params["alert_file"]), "file:%s" % params["alert_file"], **message)
     elif params["inbox_ids"]:
         result = ledger.open_from_inbox(params["inbox_ids"], **message)
     else:
-        ids, again = params["incident_ids"] or (), {"anew": params["anew"], "inventory": inventory}
+        ids, again = params["incident_ids"] or (), {"anew": params["anew"], "inventory": inventory, "silences": silences}
         openings = [ledger.reopen(incident_id, limits, **again) for incident_id in ids]
         if not openings:
             want = wanted(params, ledger.now())
             openings = [ledger.open_incident(want, limits, max_running=params["max_running"], anew=params["anew"])]
         records = [record for opening in openings for record in opening.records]
-        result = {"incidents": records, "held": [], "ignored": [], "truncated_alerts": 0}
+        ignored = [{"incident_id": one, "reason": opening.reason} for one, opening in zip(ids, openings) if opening.how == "ignored"]
+        result = {"incidents": records, "held": [], "ignored": ignored, "truncated_alerts": 0}
     new = {record["id"]: record["state"] for record in result["incidents"] if not record["found"]}
-    return {**result, "changed": bool(new or result["held"]), "diff": {"before": {}, "after": new}}
+    return {**result, "changed": bool(new or result["held"]), "missing": missing, "diff": {"before": {}, "after": new}}
+
+
+def _silences(params: Mapping[str, Any]) -> tuple[Optional[Silences], list[dict[str, str]]]:
+    """What humans have silenced. Who cannot be asked holds nobody up, and is named."""
+    alertmanager = alertmanager_of(params) if params["alert_file"] or params["inbox_ids"] or params["incident_ids"] else None
+    try:
+        return (alertmanager.silences() if alertmanager else None), []
+    except RemediationError as error:
+        return None, [{"source": "alertmanager", "why": str(error)}]
 
 
 def wanted(params: Mapping[str, Any], now: datetime) -> Want:

@@ -59,9 +59,9 @@ class Reception(Database):
         return Kept(row.id, row.node, row.firing, row.received_at, due=due, repeat=True)
 
     def _may_be_decided_otherwise(self, connection: sa.Connection, row: Any) -> bool:
-        """The mode or the breaker was set since, or it was held, perhaps for a node that the inventory has by now."""
+        """The mode or the breaker was set since, or an alert was held, perhaps for a node that the inventory has by now, or left for a silence."""
         since = sa.select(SETTINGS.c.id).where(SETTINGS.c.name.in_(("mode", "breaker")), SETTINGS.c.set_at > row.handled_at)
-        held = sa.select(ALERTS.c.id).where(ALERTS.c.inbox_id == row.id, ALERTS.c.status == "held")
+        held = sa.select(ALERTS.c.id).where(ALERTS.c.inbox_id == row.id, ALERTS.c.reason.is_not(None))
         long_ago = row.handled_at < self.now() - timedelta(seconds=_HELD_SECONDS)
         return bool(connection.execute(since).first() or (long_ago and connection.execute(held).first()))
 

@@ -9,8 +9,8 @@
 from __future__ import annotations
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.absorb import Absorbing
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Reception
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.sync import Sync
 
 
-class Ledger(Absorbing, Reception):
+class Ledger(Absorbing, Sync):
     """Settings, outbox, incidents, stages, changes, inbox and locks over one database; `Ledger.open(url)`."""
