@@ -65,4 +65,4 @@ def _fits(matcher: Mapping[str, Any], value: str) -> bool:
             return False
     else:
         same = wanted == value
-    return same == matcher.get("isEqual", True)
+    return same is bool(matcher.get("isEqual", True))
