@@ -116,7 +116,6 @@ SPEC = {
         "alert_labels": {"type": "dict", "default": {}},
         "lookback_seconds": {"type": "int", "default": 900},
     },
-    "required_one_of": [("alertmanager_urls", "prometheus_url")],
 }
 
 

@@ -55,7 +55,7 @@ def fingerprint(labels: Mapping[str, str]) -> str:
     """Alertmanager's own: FNV-1a, 64 bits, over the sorted labels."""
     value = 0xCBF29CE484222325
     for name in sorted(labels):
-        for byte in name.encode() + b"\xff" + labels[name].encode() + b"\xff":
+        for byte in b"\xff".join([name.encode(), labels[name].encode(errors="surrogatepass"), b""]):
             value = ((value ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
     return "%016x" % value
 

@@ -696,3 +696,4 @@ def test_a_hint_alone_proves_nothing(code, case):
     given = {**evidence(), **case, "missing": [{"source": "kernel_log", "why": "EACCES"}], "alert": alert(code, hint=True)}
     verdict = diagnose(given, POLICY)
     assert verdict["certainty"] == "none" and verdict["action"] in ("hold", "observe", "none")
+    assert "was over when somebody looked" in says(verdict)
