@@ -20,12 +20,15 @@ description:
     operator or another episode of an alert asks again.
   - Who names no GPU for certain (the whole node, or an index) means what is sick there now. Incidents that have ended do not answer that; a new
     one is opened, and they come back beside it.
+  - Where O(alertmanager_urls) is given, nothing is done for an alert that a human has silenced. It is ignored, and an incident of
+    O(incident_ids) that has not begun to act ends. What still fires when the silence is over is taken up again.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
   - gpuops.remediation.attributes
   - gpuops.remediation.ledger
   - gpuops.remediation.ledger.lock
+  - gpuops.remediation.alertmanager
 attributes:
   check_mode:
     support: full
@@ -245,7 +248,7 @@ held:
   type: list
   elements: dict
 ignored:
-  description: Alerts that need nothing, each with its C(position) in the message and the C(reason).
+  description: Alerts that need nothing, each with its C(position) in the message, or the C(incident_id), and the C(reason).
   returned: success and O(state=opened)
   type: list
   elements: dict
@@ -253,6 +256,11 @@ truncated_alerts:
   description: How many alerts Alertmanager left out of the message. More than zero asks for a look at Alertmanager.
   returned: success and O(state=opened)
   type: int
+missing:
+  description: Sources that are configured and gave no answer, each with C(source) and C(why). What humans have silenced is then not known.
+  returned: success and O(state=opened)
+  type: list
+  elements: dict
 incident:
   description: The incident, as in RV(incidents).
   returned: success and O(state=closed) or O(state=released)
@@ -288,6 +296,7 @@ pruned:
   type: int
 """
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.argspec import ALERTMANAGER_SPEC
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import (
     LEDGER_LOCK_NEEDS,
     LEDGER_LOCK_SPEC,
@@ -313,6 +322,7 @@ SPEC = {
     "argument_spec": {
         **LEDGER_SPEC,
         **LEDGER_LOCK_SPEC,
+        **ALERTMANAGER_SPEC,
         "state": {"default": "opened", "choices": ["opened", "closed", "released", "absorbed", "reconciled", "pruned"]},
         "alert_file": {"type": "path"},
         "inbox_ids": {"type": "list", "elements": "int"},

@@ -13,6 +13,8 @@ description:
   - NVML answers for all GPUs; no recovery action; no pending or failed row remap; no new uncorrectable ECC error; no fatal Xid since the
     repair; no holder; and, where the verdict asks for a reset, a reboot or a replacement, proof that it took place.
   - Where the incident is about the node, its NVLinks or its fabric, the kernel log is judged as a whole, with the lines of NVSwitches (SXid).
+  - With O(prometheus_url), the node's exporter has to be up, and no alert about this GPU, or node, may have fired for O(quiet_seconds).
+    Alerts about a node without naming a GPU count where the incident is about the node, or began with an alert of that name.
   - A source that is configured and cannot be read is a refusal. One that is not configured is named.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
@@ -20,6 +22,7 @@ extends_documentation_fragment:
   - gpuops.remediation.attributes
   - gpuops.remediation.attributes.info_module
   - gpuops.remediation.ledger
+  - gpuops.remediation.prometheus
 options:
   incident_id:
     description: The incident to release.
@@ -38,10 +41,14 @@ options:
     type: list
     elements: str
     default: []
-  prometheus_url:
-    description: The Prometheus that has to confirm the release, if any.
-    type: str
-    default: ""
+  quiet_seconds:
+    description: For how long O(prometheus_url) must have seen no alert.
+    type: int
+    default: 600
+  alert_labels:
+    description: As in M(gpuops.remediation.incident).
+    type: dict
+    default: {}
 """
 
 EXAMPLES = r"""
@@ -69,7 +76,11 @@ error_kind:
 
 from dataclasses import asdict
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.argspec import PROMETHEUS_SPEC, prometheus_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.quiet import faults, subject_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import label_map
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.release import Case, checks, require
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import utc_now
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import load_policy
@@ -77,26 +88,29 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy imp
 SPEC = {
     "argument_spec": {
         **LEDGER_SPEC,
+        **PROMETHEUS_SPEC,
         "incident_id": {"required": True},
         "info": {"type": "dict", "required": True},
         "policy_file": {"type": "path", "required": True},
         "allowed_holders": {"type": "list", "elements": "str", "default": []},
-        "prometheus_url": {"default": ""},
+        "quiet_seconds": {"type": "int", "default": 600},
+        "alert_labels": {"type": "dict", "default": {}},
     },
 }
 
 
 def run(params, check_mode):
     incident = open_ledger(params["ledger_url"], check_mode=True).incident(params["incident_id"])
-    results = checks(
-        Case.of(
-            incident,
-            params["info"],
-            is_fatal=load_policy(params["policy_file"]).keeps_from_service,
-            allowed_holders=params["allowed_holders"],
-            prometheus_url=params["prometheus_url"],
-        )
+    case = Case.of(
+        incident,
+        params["info"],
+        is_fatal=load_policy(params["policy_file"]).keeps_from_service,
+        allowed_holders=params["allowed_holders"],
     )
+    prometheus, fleet = prometheus_of(params), None
+    if prometheus:
+        fleet = faults(prometheus, subject_of(case, incident), params["quiet_seconds"], utc_now(), label_map(params["alert_labels"]))
+    results = checks(case, fleet)
     require(results)
     return {"changed": False, "checks": [asdict(check) for check in results]}
 

@@ -151,10 +151,14 @@ class Source:
 
 
 class Rulebook:
-    """The real ansible-rulebook with the collection's rulebook, for the nodes of a controller."""
+    """The real ansible-rulebook with a rulebook of the collection, for the nodes of a controller."""
 
-    def __init__(self, controller: Controller, **variables: Any) -> None:
+    def __init__(self, controller: Controller, *arguments: str, name: str = "gpu_alerts", **variables: Any) -> None:
         self.controller = controller
+        self.name = name
+        self.arguments = arguments
+        self.environment: dict[str, str] = {}
+        self.cgroup: Path | None = None  # where it and all that it starts run
         self.log = controller.directory / "rulebook.log"
         self.variables = {
             "gpuops_trigger_port": free_port(),
@@ -170,10 +174,10 @@ class Rulebook:
         """Until it listens; it and every run that it has started are killed at the end."""
         variables = self.controller.directory / "rulebook.json"
         variables.write_text(json.dumps(self.variables))
-        command = [str(self.controller.programs / "ansible-rulebook"), "-r", "gpuops.remediation.gpu_alerts"]
+        command = [str(self.controller.programs / "ansible-rulebook"), "-r", f"gpuops.remediation.{self.name}", *self.arguments]
         command += ["-i", str(self.controller.inventory()), "--vars", str(variables), "-E", "GPUOPS_TRIGGER_TOKEN", "--print-events"]
         path = os.pathsep.join([str(self.controller.programs), os.environ["PATH"]])
-        environment = {**self.controller.environment, "GPUOPS_TRIGGER_TOKEN": TOKEN, "PATH": path}
+        environment = {**self.controller.environment, "GPUOPS_TRIGGER_TOKEN": TOKEN, "PATH": path, **self.environment}
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 command,
@@ -183,12 +187,17 @@ class Rulebook:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                preexec_fn=self._enter,
             )
         try:
             wait_until(self._answers, "the rulebook's webhook", 120)
             yield self
         finally:
             self.kill()
+
+    def _enter(self) -> None:
+        if self.cgroup:
+            (self.cgroup / "cgroup.procs").write_text("0")
 
     def _answers(self) -> bool:
         assert self.process is not None

@@ -71,7 +71,11 @@ def test_all_twenty_safety_rules_are_there() -> None:
 
 
 GROUPS = {group: set(modules) for group, modules in yaml.safe_load((ROOT / "meta/runtime.yml").read_text())["action_groups"].items()}
-FRAGMENT_OF = {"kubernetes": "kubernetes", "ledger": "ledger", "node": "node", "node_files": "node.state_dir", "under_lock": "ledger.lock"}
+FRAGMENT_OF = {
+    **{group: group for group in ("alertmanager", "kubernetes", "ledger", "node", "prometheus")},
+    "node_files": "node.state_dir",
+    "under_lock": "ledger.lock",
+}
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -111,6 +111,7 @@ class Alert:
     target: Target
     starts_at: Optional[datetime]
     name: str
+    hint: bool = False  # of the past: only the node can prove it
 
 
 @dataclass(frozen=True)
@@ -279,6 +280,7 @@ def _alert(raw: Any) -> Optional[Alert]:
         target=_target({"uuid": uuid, "pci_bus_id": pci, "index": index}, "alert"),
         starts_at=_time(alert.get("starts_at")),
         name=_text(alert.get("alertname")) or _text(alert.get("name")) or "without a name",
+        hint=alert.get("hint") is True,
     )
 
 

@@ -313,6 +313,8 @@ def _alert(alert: Alert, subject: Subject, facts: Facts, evidence: Evidence, pol
     if complete:
         return [_answered(alert, "alert_not_confirmed", policy)]
     row = policy.row(alert.code).under(facts)
+    if alert.hint:
+        return [_unclear(alert, row, evidence, policy)]
     says = "The alert %s reports Xid %d: %s" % (alert.name, alert.code, row.meaning)
     answered = subject.gpu is not None and subject.gpu.answered
     if row.certain_on_fleet_evidence and not answered:

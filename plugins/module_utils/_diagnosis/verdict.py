@@ -220,6 +220,8 @@ def _reasons(
         reasons.append("%d older lines do not count: they are of an earlier boot or before the last release." % past)
     if evidence.alert is not None and is_past(evidence.alert, subject, evidence):
         reasons.append("The alert %s does not count: it began before this boot or before the last release." % evidence.alert.name)
+    if evidence.alert is not None and evidence.alert.hint:
+        reasons.append("The alert %s was over when somebody looked, so it proves nothing by itself." % evidence.alert.name)
     reasons += ["Could not be read: %s (%s)." % (source, why) for source, why in evidence.missing]
     return reasons
 

@@ -12,12 +12,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, TypeVar
 from urllib.parse import urlsplit
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.bounded import within
 
+Answer = TypeVar("Answer")
 Series = tuple[Mapping[str, str], list[tuple[datetime, float]]]
 
 _STATUS = re.compile(r"HTTP Status Code (\d{3})")  # how the library words every answer but 200
@@ -42,24 +43,43 @@ class Prometheus:
     def __init__(self, url: str, timeout_seconds: float = 5.0, token: Optional[str] = None, ca_file: Optional[str] = None) -> None:
         self._url, self._timeout, self._token, self._ca_file = url.rstrip("/"), timeout_seconds, token, ca_file
         self._client: Any = None
+        self._session: Any = None
 
     def instant(self, query: str) -> list[Sample]:
         """One sample a series. A range (`metric{...}[60s]`) gives the newest raw one of each, with its own time: only that tells its age."""
-        series = self._series(query, lambda client: client.custom_query(query))
-        return [Sample(labels, value, time) for labels, points in series for time, value in points[-1:]]
+        return [Sample(labels, value, time) for labels, points in self.raw(query) for time, value in points[-1:]]
+
+    def raw(self, query: str) -> list[Series]:
+        """Of a range, all samples as they were stored, each with its own time."""
+        return self._series(query, lambda client: client.custom_query(query))
 
     def over(self, query: str, since: datetime, until: datetime, step_seconds: float) -> list[Series]:
         """Each series with its values at every step of a time, whose ends Prometheus's client rounds to seconds."""
         return self._series(query, lambda client: client.custom_query_range(query, since, until, "%gs" % step_seconds))
 
+    def external_labels(self) -> dict[str, str]:
+        """What it adds to each alert that it sends, and to no series of its own; refused where its configuration changes alerts further."""
+
+        def ask(client: Any) -> dict[str, str]:
+            answer = self._session.get(self._url + "/api/v1/status/config", auth=client.auth, timeout=self._timeout)
+            if answer.status_code != 200:
+                raise PrometheusUnavailable("HTTP status %d to its configuration" % answer.status_code)
+            return external_labels(answer.json()["data"]["yaml"])
+
+        return self._asked("its configuration", ask)
+
     def _series(self, query: str, ask: Callable[[Any], Any]) -> list[Series]:
+        return self._asked(query, lambda client: [series for series in map(_series, ask(client)) if series[1]])
+
+    def _asked(self, what: str, ask: Callable[[Any], Answer]) -> Answer:
         try:
-            answer = within(self._timeout, lambda: ask(self._connected()))
-            return [series for series in map(_series, answer) if series[1]]
+            return within(self._timeout, lambda: ask(self._connected()))
         except ImportError as error:
             why = "the Python library prometheus-api-client is not installed (%s)" % error.name
+        except PrometheusUnavailable as error:
+            why = str(error)
         except Exception as error:
-            why = _words(error, query)
+            why = _words(error, what)
         raise PrometheusUnavailable("Prometheus at %s gives no answer: %s" % (without_secrets(self._url), why))
 
     def _connected(self) -> Any:
@@ -70,6 +90,7 @@ class Prometheus:
             session = requests.Session()
             session.verify = self._ca_file or True
             session.max_redirects = 0  # where it is comes from the configuration alone
+            self._session = session
             auth = _bearer(self._token) if self._token else None
             self._client = PrometheusConnect(self._url, retry=0, auth=auth, session=session, timeout=self._timeout)
         return self._client
@@ -83,6 +104,16 @@ def _bearer(token: str) -> Callable[[Any], Any]:
         return request
 
     return sign
+
+
+def external_labels(configuration: str) -> dict[str, str]:
+    """Of Prometheus's configuration file, a YAML text."""
+    import yaml
+
+    whole = yaml.safe_load(configuration)
+    if (whole.get("alerting") or {}).get("alert_relabel_configs"):
+        raise PrometheusUnavailable("it relabels alerts, so which labels they are sent with has to be said (external_labels)")
+    return {str(name): str(value) for name, value in ((whole.get("global") or {}).get("external_labels") or {}).items()}
 
 
 def _series(result: Mapping[str, Any]) -> Series:

@@ -67,7 +67,7 @@ class HeldAlert(Exception):
 
 @dataclass(frozen=True)
 class Alert:
-    """What is believed of one alert."""
+    """What is believed of one alert. hint: it is over and was told of by a record of the past, so it proves nothing; somebody is to look (S3)."""
 
     fingerprint: str
     status: str
@@ -80,6 +80,7 @@ class Alert:
     gi: Optional[int] = None
     xid: Optional[int] = None
     groups: Mapping[str, str] = field(default_factory=dict)  # by kind
+    hint: bool = False
 
     @property
     def gpu(self) -> str:
@@ -229,6 +230,7 @@ def judge(raw: Any, fingerprint: str, label_map: Optional[LabelMap] = None) -> A
         gi=_number(find("gi", _NUMBER, "the id of a GPU instance", labels)),
         xid=_number(find("xid", _NUMBER, "an Xid code", labels, annotations)),
         groups=dict(_groups(labels, label_map)),
+        hint=raw.get("hint") is True,
     )
 
 

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, Callable, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.correlation import Rule
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Judged, LabelMap
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
@@ -36,6 +37,7 @@ class How:
     limits: Limits
     max_running: int = 0
     correlation: Optional[Correlation] = None
+    silences: Optional[Silences] = None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ Record = Mapping[str, Any]
 # What the kernel's PCI core says when a device was reset; no line of the driver's own tells it.
 _RESET = re.compile(r"^\d+,\d+,(?P<usec>\d+),[^;]*;nvidia (?P<pci>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): reset done")
 
-_SHARED = ("fabric", "nvlink")  # domains of what the GPUs of a node share: any of them, or a switch, may log the fault
+SHARED = ("fabric", "nvlink")  # domains of what the GPUs of a node share: any of them, or a switch, may log the fault
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,6 @@ class Case:
     then: Record
     allowed_holders: Sequence[str]
     is_fatal: Callable[[Record], bool]
-    prometheus_url: Optional[str] = None
 
     @classmethod
     def of(
@@ -62,7 +61,6 @@ class Case:
         *,
         is_fatal: Callable[[Record], bool],
         allowed_holders: Sequence[str] = (),
-        prometheus_url: Optional[str] = None,
     ) -> Case:
         """From the ledger's record of the incident. `is_fatal` says of an Xid or SXid whether it alone keeps what it is about from service."""
         verdict: Record = incident.get("verdict") or {}
@@ -79,7 +77,6 @@ class Case:
             then=evidence.get("info") or {},
             allowed_holders=allowed_holders,
             is_fatal=is_fatal,
-            prometheus_url=prometheus_url,
         )
 
 
@@ -89,8 +86,8 @@ class NotReleasable(RemediationError):
     kind = "not_releasable"
 
 
-def checks(case: Case) -> list[Check]:
-    """Every check of a release, in the order in which an operator would read them."""
+def checks(case: Case, fleet: Optional[Sequence[str]] = None) -> list[Check]:
+    """Every check of a release, in the order in which an operator would read them. fleet: what Prometheus has against it; None if it is not configured."""
     return [
         _answers(case),
         _recovery_action(case),
@@ -99,7 +96,7 @@ def checks(case: Case) -> list[Check]:
         _kernel_log(case),
         _holders(case),
         _repaired(case),
-        _prometheus(case),
+        _prometheus(fleet),
     ]
 
 
@@ -119,7 +116,8 @@ def _same(gpu: Record, case: Case) -> bool:
     return bool(case.pci_bus_id) and gpu.get("pci_bus_id") == case.pci_bus_id
 
 
-def _concerned(case: Case, info: Record) -> list[Record]:
+def concerned(case: Case, info: Record) -> list[Record]:
+    """The incident's GPU, then or now, or all where the node is meant."""
     gpus = list(info.get("gpus") or [])
     if case.scope == "node" or not (case.gpu_uuid or case.pci_bus_id):
         return gpus
@@ -143,7 +141,7 @@ def _answers(case: Case) -> Check:
         faults.append(f"{len(gpus)} GPUs answer, {before} did when the incident was diagnosed")
     if not gpus:
         faults.append("no GPU answers")
-    if not _concerned(case, case.now):
+    if not concerned(case, case.now):
         faults.append("the GPU of this incident is not among those that answer")
     return _verdict("nvml_answers", faults, f"{len(gpus)} GPUs answer")
 
@@ -156,14 +154,14 @@ def _unread(gpu: Record, *calls: str) -> str:
 
 def _recovery_action(case: Case) -> Check:
     asked = [
-        f"{_name(gpu)} asks for {gpu.get('recovery_action')}" for gpu in _concerned(case, case.now) if gpu.get("recovery_action") != "none"
+        f"{_name(gpu)} asks for {gpu.get('recovery_action')}" for gpu in concerned(case, case.now) if gpu.get("recovery_action") != "none"
     ]
     return _verdict("recovery_action", asked, "the driver asks for none")
 
 
 def _row_remap(case: Case) -> Check:
     faults = []
-    for gpu in _concerned(case, case.now):
+    for gpu in concerned(case, case.now):
         rows, unread = gpu.get("remapped_rows"), _unread(gpu, "RemappedRows")
         if rows is None or unread:
             faults.append(f"{_name(gpu)}: row remapping could not be read {unread}".rstrip())
@@ -176,7 +174,7 @@ def _ecc(case: Case) -> Check:
     """Volatile counters start at zero with the driver, so any is new; the aggregate is compared with what diagnose kept of the same board."""
     before = {gpu.get("serial"): gpu.get("ecc") or {} for gpu in case.then.get("gpus") or []}
     faults = []
-    for gpu in _concerned(case, case.now):
+    for gpu in concerned(case, case.now):
         ecc, unread = gpu.get("ecc"), _unread(gpu, "EccMode", "EccError")
         if ecc is None or unread:
             faults.append(f"{_name(gpu)}: ECC counters could not be read {unread}".rstrip())
@@ -218,8 +216,8 @@ def _resets(info: Record) -> list[tuple[str, str]]:
 
 def _kernel_log(case: Case) -> Check:
     since = _repair_time(case) or case.opened_at
-    pcis = {gpu.get("pci_bus_id") for gpu in _concerned(case, case.now)} | {case.pci_bus_id}
-    whole = case.scope == "node" or case.domain in _SHARED
+    pcis = {gpu.get("pci_bus_id") for gpu in concerned(case, case.now)} | {case.pci_bus_id}
+    whole = case.scope == "node" or case.domain in SHARED
     fatal = [
         f"{'SXid' if event.get('sxid') else 'Xid'} {event.get('code') or 'fallen off the bus'}"
         f" on {event.get('pci_bus_id') or 'a GPU that the line does not name'} at {event.get('time')}"
@@ -234,12 +232,12 @@ def _kernel_log(case: Case) -> Check:
 def _holders(case: Case) -> Check:
     holders = [
         f"{process.get('name')} (pid {process.get('pid')}) on {_name(gpu)}"
-        for gpu in _concerned(case, case.now)
+        for gpu in concerned(case, case.now)
         for process in gpu.get("processes") or []
         if counts(process, case.allowed_holders)
     ]
     # Where nobody could tell, the empty list means nothing.
-    holders += [f"who uses {_name(gpu)} could not be read" for gpu in _concerned(case, case.now) if gpu.get("processes_source") is None]
+    holders += [f"who uses {_name(gpu)} could not be read" for gpu in concerned(case, case.now) if gpu.get("processes_source") is None]
     return _verdict("holders", holders, "none")
 
 
@@ -262,7 +260,7 @@ def _repaired(case: Case) -> Check:
     return Check("repaired", False, f"the verdict asks for {case.repair.replace('_', ' ')}, and no proof of it was found")
 
 
-def _prometheus(case: Case) -> Check:
-    if not case.prometheus_url:
+def _prometheus(fleet: Optional[Sequence[str]]) -> Check:
+    if fleet is None:
         return Check("prometheus", None, "not configured")
-    return Check("prometheus", False, f"{case.prometheus_url} is configured, and this version cannot read it yet")
+    return _verdict("prometheus", fleet, "the exporter is up, and no alert about this has fired for as long as is asked for")

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Callable, Optional
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import (
     Alert,
     LabelMap,
@@ -25,7 +26,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budge
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import from_alert, place_with
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.groups import Groups
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.incidents import Opening
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.incidents import Opening, silenced_by
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.storm import Storm
 
 try:
@@ -52,13 +53,14 @@ class Inbox(Groups, Storm):
         limits: Optional[Limits] = None,
         max_running: int = 0,
         correlation: Optional[Correlation] = None,
+        silences: Optional[Silences] = None,
     ) -> dict[str, Any]:
         """Open or find the incidents of stored messages."""
         messages = self._messages(inbox_ids)
         missing = sorted(set(inbox_ids) - {inbox_id for inbox_id, _body, _received_at in messages})
         if missing:
             raise BadMessage("the inbox has no message %s" % missing[0])
-        return self._open_all(messages, How(inventory, label_map(labels), limits or Limits(), max_running, correlation))
+        return self._open_all(messages, How(inventory, label_map(labels), limits or Limits(), max_running, correlation, silences))
 
     def open_from_file(
         self,
@@ -69,10 +71,11 @@ class Inbox(Groups, Storm):
         limits: Optional[Limits] = None,
         max_running: int = 0,
         correlation: Optional[Correlation] = None,
+        silences: Optional[Silences] = None,
     ) -> dict[str, Any]:
         """Open or find the incidents of a message that is received by being read."""
         message = (self.receive(body, source), body, self.now())
-        return self._open_all([message], How(inventory, label_map(labels), limits or Limits(), max_running, correlation))
+        return self._open_all([message], How(inventory, label_map(labels), limits or Limits(), max_running, correlation, silences))
 
     def open_some(self, inbox_ids: Sequence[int], how: How, wanted: Callable[[Alert], bool]) -> list[dict[str, Any]]:
         """Open or find the incidents of those alerts that are wanted now; their messages wait on for a run that decides all of them."""
@@ -107,25 +110,37 @@ class Inbox(Groups, Storm):
                 self._tell(inbox_id, "message_truncated", "Alertmanager left %d alerts out of the message" % message.truncated)
             arrived += [Arrived(inbox_id, received_at, judged) for judged in judge_all(message, how.labels)]
             readable.append(inbox_id)
+        arrived = [one for one in arrived if not self._is_left(one, how, told)]
         for one in self.open_groups(arrived, how, told):
             self._open_or_hold(one, how, told)
         self._handled(readable, None)
         return told.answer()
 
-    def _open_or_hold(self, one: Arrived, how: How, told: Told) -> None:
-        alert = one.judged.alert
+    def _is_left(self, one: Arrived, how: How, told: Told) -> bool:
+        """Nothing is done for our own notifications, nor for what a human has silenced (S6)."""
         if is_own(one.judged.raw):
             told.ignored.append({**one.about, "reason": "our own notification"})
-        elif alert is None or alert.node not in how.inventory:
+            return True
+        alert = one.judged.alert
+        silence = how.silences.of(one.judged.fingerprint, one.judged.raw.get("labels")) if how.silences and alert else None
+        if alert is None or silence is None:
+            return False
+        self.leave_silenced(alert, one.received_at, silence, None if self.check_mode else one.inbox_id)
+        told.ignored.append({**one.about, "reason": silenced_by(silence)})
+        return True
+
+    def _open_or_hold(self, one: Arrived, how: How, told: Told) -> None:
+        alert = one.judged.alert
+        if alert is None or alert.node not in how.inventory:
             reason = one.judged.reason or "its node is not in the inventory"
             self.hold_alert(one.judged.fingerprint, reason, one.judged.position, None if self.check_mode else one.inbox_id)
             told.held.append({**one.about, "reason": reason})
-        else:
-            opening = self._open_alert(one, alert, how)
-            if opening.record is None:
-                told.ignored.append({**one.about, "reason": opening.reason})
-            for record in opening.records:
-                told.add(record)
+            return
+        opening = self._open_alert(one, alert, how)
+        if opening.record is None:
+            told.ignored.append({**one.about, "reason": opening.reason})
+        for record in opening.records:
+            told.add(record)
 
     def _open_alert(self, one: Arrived, alert: Alert, how: How) -> Opening:
         return self.open_incident(

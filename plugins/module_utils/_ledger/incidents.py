@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Optional
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident import outcome
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import NODE_WIDE, Alert
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits, deadline
@@ -101,7 +102,13 @@ class Incidents(Settings):
             return replace(opening, beside=self._beside(connection, want, opening.record)) if want.vague and opening.record else opening
 
     def reopen(
-        self, incident_id: str, limits: Optional[Limits] = None, *, anew: bool = False, inventory: Optional[Mapping[str, Any]] = None
+        self,
+        incident_id: str,
+        limits: Optional[Limits] = None,
+        *,
+        anew: bool = False,
+        inventory: Optional[Mapping[str, Any]] = None,
+        silences: Optional[Silences] = None,
     ) -> Opening:
         """Take up an incident by its id, as reconcile does; release does so too, and must find it as it ended."""
         with self.write() as connection:
@@ -114,7 +121,32 @@ class Incidents(Settings):
                 row = self._incident(connection, incident_id)
             if place and not place.managed:
                 return Opening("found", self._record(connection, self._end_opted_out(connection, row) if row.state in LIVE_STATES else row))
+            silence = silences.of(row.alert["fingerprint"]) if silences and row.alert else None
+            if silence and not self._acting(connection, row):
+                return self._left_silenced(connection, row, silence)
             return self._found(connection, row, None, limits or Limits(), anew and row.state in OPEN_STATES)
+
+    def _acting(self, connection: sa.Connection, row: Any) -> bool:
+        """Whether a stage that may hurt somebody has begun: what is half done is brought to its end."""
+        return row.state in LIVE_STATES and any(stage.name in _ACTING for stage in self._stages(connection, row))
+
+    def _left_silenced(self, connection: sa.Connection, row: Any, silence: str) -> Opening:
+        """Nothing is done for a silenced alert (S6). A fence stays, since no silence is a verdict (S12); what fires when it is over comes back."""
+        reason = silenced_by(silence)
+        if row.state in LIVE_STATES:
+            standing = self._standing(connection, row.id)
+            stands = "; %s stands until a diagnosis confirms or lifts it" % ", ".join(standing) if standing else ""
+            self._end(connection, row, "held_for_human" if standing else "no_action", reason + stands)
+            episode = (ALERTS.c.incident_id == row.id, ALERTS.c.status == "firing")
+            connection.execute(sa.update(ALERTS).where(*episode).values(reason=reason))
+        return Opening("ignored", reason=reason)
+
+    def leave_silenced(self, alert: Alert, received_at: datetime, silence: str, inbox_id: Optional[int] = None) -> None:
+        """Store a delivery that nothing is done for while a human's silence lasts; its row is looked at again when it is delivered again."""
+        with self.write() as connection:
+            self._deliver(connection, alert, received_at)
+            same = (ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at == alert.starts_at, ALERTS.c.status == alert.status)
+            connection.execute(sa.update(ALERTS).where(*same).values(reason=silenced_by(silence), inbox_id=inbox_id))
 
     def _found(self, connection: sa.Connection, row: Any, want: Optional[Want], limits: Limits, anew: bool) -> Opening:
         if want and not want.place.managed and row.state in OPEN_STATES:
@@ -142,6 +174,8 @@ class Incidents(Settings):
             )
             if self.check_mode:
                 return Opening("found", predicted(self._record(connection, row)))
+        elif want and want.alert and not want.alert.hint and row.state in LIVE_STATES and (row.alert or {}).get("hint"):
+            row = self._update(connection, row.id, **self._episode(want))  # it fires, so it is more than the hint that opened this
         return Opening("found", self._record(connection, row))
 
     def _again(self, connection: sa.Connection, row: Any, want: Want) -> bool:
@@ -306,7 +340,8 @@ class Incidents(Settings):
     def _deliver(self, connection: sa.Connection, alert: Alert, received_at: datetime) -> None:
         """Store one delivery; repeats only count."""
         same = (ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at == alert.starts_at, ALERTS.c.status == alert.status)
-        if not connection.execute(sa.update(ALERTS).where(*same).values(deliveries=ALERTS.c.deliveries + 1)).rowcount:
+        again = {"deliveries": ALERTS.c.deliveries + 1, "reason": None}
+        if not connection.execute(sa.update(ALERTS).where(*same).values(**again)).rowcount:
             values = {"fingerprint": alert.fingerprint, "starts_at": alert.starts_at, "status": alert.status}
             connection.execute(sa.insert(ALERTS).values(**values, received_at=received_at, deliveries=1, facts=alert.record()))
 
@@ -399,9 +434,11 @@ class Incidents(Settings):
             raise ModeForbids("mode %s does not allow this; it needs mode %s" % (mode, needed_mode(write)), mode=mode)
 
     def _due_again(self, connection: sa.Connection, row: Any) -> bool:
-        """Held by the breaker, which is reset now, or by a mode which has changed: worth another round."""
+        """Left for a silence, held by the breaker, which is reset now, or by a mode which has changed: worth another round."""
         if row.state not in ("held_for_human", "no_action"):
             return False
+        if (row.reason or "").startswith(_SILENCED):
+            return True
         stages = self._stages(connection, row)
         if any(stage.error_kind == BREAKER for stage in stages):
             return row.state == "held_for_human" and self._tripped(connection) is None
@@ -499,3 +536,10 @@ class Incidents(Settings):
 
 
 BREAKER = "breaker_tripped"
+_SILENCED = "its alert is silenced by "
+_ACTING = ("isolate", "taint", "evict", "verify")
+
+
+def silenced_by(silence: str) -> str:
+    """Why nothing is done, as incidents and alerts keep it."""
+    return _SILENCED + silence

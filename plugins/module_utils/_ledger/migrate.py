@@ -15,12 +15,13 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.migrati
     v0002_channels,
     v0003_reception,
     v0004_nodes,
+    v0005_sync,
 )
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-VERSIONS = (v0001_first, v0002_channels, v0003_reception, v0004_nodes)
+VERSIONS = (v0001_first, v0002_channels, v0003_reception, v0004_nodes, v0005_sync)
 HEAD = VERSIONS[-1].revision
 
 

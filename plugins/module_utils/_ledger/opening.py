@@ -13,6 +13,9 @@ from datetime import datetime
 from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.correlation import Rule, domain_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.argspec import alertmanager_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import MAX_MESSAGE_BYTES
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arrivals import Correlation
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
@@ -26,8 +29,15 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy imp
 def open_incidents(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
     """The module's result: the incidents, and what became of everything else in a message."""
     limits, inventory = Limits.of(params["limits"]), params["inventory"]
-    message = {"inventory": inventory, "labels": params["alert_labels"], "limits": limits, "max_running": params["max_running"]}
-    message["correlation"] = correlation_of(params)
+    silences, missing = _silences(params)
+    message = {
+        "inventory": inventory,
+        "labels": params["alert_labels"],
+        "limits": limits,
+        "max_running": params["max_running"],
+        "correlation": correlation_of(params),
+        "silences": silences,
+    }
     if inventory and not ledger.check_mode:
         ledger.keep_nodes(inventory)
     if params["alert_file"]:
@@ -35,15 +45,25 @@ def open_incidents(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
     elif params["inbox_ids"]:
         result = ledger.open_from_inbox(params["inbox_ids"], **message)
     else:
-        ids, again = params["incident_ids"] or (), {"anew": params["anew"], "inventory": inventory}
+        ids, again = params["incident_ids"] or (), {"anew": params["anew"], "inventory": inventory, "silences": silences}
         openings = [ledger.reopen(incident_id, limits, **again) for incident_id in ids]
         if not openings:
             want = wanted(params, ledger.now())
             openings = [ledger.open_incident(want, limits, max_running=params["max_running"], anew=params["anew"])]
         records = [record for opening in openings for record in opening.records]
-        result = {"incidents": records, "held": [], "ignored": [], "truncated_alerts": 0}
+        ignored = [{"incident_id": one, "reason": opening.reason} for one, opening in zip(ids, openings) if opening.how == "ignored"]
+        result = {"incidents": records, "held": [], "ignored": ignored, "truncated_alerts": 0}
     new = {record["id"]: record["state"] for record in result["incidents"] if not record["found"]}
-    return {**result, "changed": bool(new or result["held"]), "diff": {"before": {}, "after": new}}
+    return {**result, "changed": bool(new or result["held"]), "missing": missing, "diff": {"before": {}, "after": new}}
+
+
+def _silences(params: Mapping[str, Any]) -> tuple[Optional[Silences], list[dict[str, str]]]:
+    """What humans have silenced. Who cannot be asked holds nobody up, and is named."""
+    alertmanager = alertmanager_of(params) if params["alert_file"] or params["inbox_ids"] or params["incident_ids"] else None
+    try:
+        return (alertmanager.silences() if alertmanager else None), []
+    except RemediationError as error:
+        return None, [{"source": "alertmanager", "why": str(error)}]
 
 
 def correlation_of(params: Mapping[str, Any]) -> Optional[Correlation]:

@@ -84,7 +84,7 @@ class Reception(Database):
         return {row.id for row in rows if row.handled_at is None or row.id in again}
 
     def _may_be_decided_otherwise(self, connection: sa.Connection, rows: Sequence[Any]) -> set[int]:
-        """The mode or the breaker was set since, or it was held, perhaps for a node that the inventory has by now."""
+        """The mode or the breaker was set since, or an alert was held, perhaps for a node that the inventory has by now, or left for a silence."""
         if not rows:
             return set()
         newest = sa.select(sa.func.max(SETTINGS.c.set_at, type_=SETTINGS.c.set_at.type)).where(SETTINGS.c.name.in_(("mode", "breaker")))
@@ -92,7 +92,7 @@ class Reception(Database):
         long_ago = self.now() - timedelta(seconds=_HELD_SECONDS)
         held: set[int] = set()
         for some in _chunks([row.id for row in rows if row.handled_at < long_ago]):
-            found = sa.select(ALERTS.c.inbox_id).where(ALERTS.c.inbox_id.in_(some), ALERTS.c.status == "held")
+            found = sa.select(ALERTS.c.inbox_id).where(ALERTS.c.inbox_id.in_(some), ALERTS.c.reason.is_not(None))
             held |= set(connection.execute(found).scalars())
         return {row.id for row in rows if row.id in held or (set_at is not None and set_at > row.handled_at)}
 

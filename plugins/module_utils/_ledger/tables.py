@@ -67,6 +67,14 @@ else:
         ),  # asked for every second
     )
 
+    # Until when each source was asked what fires.
+    SYNCS = sa.Table(
+        "syncs",
+        METADATA,
+        sa.Column("source", sa.String(40), primary_key=True),
+        sa.Column("synced_at", UtcTime, nullable=False),
+    )
+
     INCIDENTS = sa.Table(
         "incidents",
         METADATA,
@@ -125,7 +133,7 @@ else:
         sa.Column("received_at", UtcTime, nullable=False, index=True),
         sa.Column("deliveries", sa.Integer, nullable=False),
         sa.Column("facts", sa.JSON, nullable=False),
-        sa.Column("reason", sa.Text),
+        sa.Column("reason", sa.Text),  # of a held one, or of one that fires and was left for a silence
         sa.Column("incident_id", sa.String(40), sa.ForeignKey("incidents.id", ondelete="SET NULL"), index=True),
         sa.UniqueConstraint("fingerprint", "starts_at", "status", name="alerts_delivery"),
     )

@@ -687,3 +687,13 @@ def test_kernel_log_and_nvml_tell_of_the_same_xid():
 def test_the_lines_of_info_are_enough():
     """The whole of gpu_info's result goes in as it is."""
     assert diagnose({"info": info(xid(79), changed=False, failed=False), "gpu": {"index": 0}}, POLICY)["action"] == "quarantine_gpu"
+
+
+@pytest.mark.parametrize("code", [79, 48, 31, None])
+@pytest.mark.parametrize("case", [{"info": None}, evidence(gpus=[gpu(0, errors=[])])], ids=["the node is silent", "it says little"])
+def test_a_hint_alone_proves_nothing(code, case):
+    """S3: the recorded past makes somebody look; without the node nothing comes of it, whatever the policy's row says."""
+    given = {**evidence(), **case, "missing": [{"source": "kernel_log", "why": "EACCES"}], "alert": alert(code, hint=True)}
+    verdict = diagnose(given, POLICY)
+    assert verdict["certainty"] == "none" and verdict["action"] in ("hold", "observe", "none")
+    assert "was over when somebody looked" in says(verdict)

@@ -97,3 +97,27 @@ def test_no_secret_is_in_an_error() -> None:
 
 def test_a_file_of_authorities_that_is_missing_is_named(tmp_path) -> None:
     assert str(tmp_path / "ca.pem") in refusal(Answers(), url="https://127.0.0.1:1", ca_file=str(tmp_path / "ca.pem"))
+
+
+CONFIGURATION = "/api/v1/status/config"
+
+
+def test_external_labels_are_read_of_its_configuration(answers: Answers) -> None:
+    answers.by_path[CONFIGURATION] = {"data": {"yaml": "global:\n  external_labels:\n    cluster: a\n    shard: 2\n"}}
+    assert Prometheus(answers.url).external_labels() == {"cluster": "a", "shard": "2"}
+    answers.by_path[CONFIGURATION] = {"data": {"yaml": "global: {scrape_interval: 15s}\n"}}
+    assert Prometheus(answers.url).external_labels() == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "why"),
+    [
+        ({"data": {"yaml": "alerting: {alert_relabel_configs: [{action: labeldrop, regex: replica}]}"}}, 200, "it relabels alerts"),
+        ({}, 403, "HTTP status 403"),
+        ({"data": {"yaml": "[]"}}, 200, "its answer is not Prometheus's"),
+    ],
+)
+def test_external_labels_that_are_not_sure_are_not_guessed(answers: Answers, answer: object, status: int, why: str) -> None:
+    answers.by_path[CONFIGURATION], answers.status = answer, status
+    with pytest.raises(PrometheusUnavailable, match=why):
+        Prometheus(answers.url).external_labels()

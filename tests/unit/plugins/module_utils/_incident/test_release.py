@@ -51,7 +51,7 @@ def info(*gpus, boot="boot-1", xids=(), missing=(), resets=()):
     }
 
 
-def case(now, *, repair="reboot_node", scope="gpu", domain="bus", prometheus_url=None, allowed=()):
+def case(now, *, repair="reboot_node", scope="gpu", domain="bus", allowed=()):
     return Case(
         opened_at="2026-01-01T00:00:00Z",
         repair=repair,
@@ -63,7 +63,6 @@ def case(now, *, repair="reboot_node", scope="gpu", domain="bus", prometheus_url
         then=info(gpu()),
         allowed_holders=allowed,
         is_fatal=lambda event: event["code"] in (48, 79) or event.get("sxid", False),
-        prometheus_url=prometheus_url,
     )
 
 
@@ -112,7 +111,6 @@ def xid(code, time, pci=PCI):
         pytest.param(case(rebooted(processes=[{"name": "dcgm", "pid": 7}]), allowed=["dcgm"]), [], id="an allowed holder"),
         pytest.param(case(info(gpu())), ["repaired"], id="no reboot"),
         pytest.param(case(info(gpu()), repair="restart_app"), [], id="no repair asked for"),
-        pytest.param(case(REBOOTED, prometheus_url="http://p"), ["prometheus"], id="a configured source that is missing"),
     ],
 )
 def test_each_check_refuses_alone(the_case, refused_by):
@@ -122,6 +120,13 @@ def test_each_check_refuses_alone(the_case, refused_by):
             require(checks(the_case))
     else:
         require(checks(the_case))
+
+
+@pytest.mark.parametrize(("fleet", "ok"), [(None, None), ([], True), (["the alert GpuXid fires"], False)])
+def test_the_fleet_is_asked_where_it_is_configured(fleet, ok):
+    [check] = [one for one in checks(case(REBOOTED), fleet) if one.name == "prometheus"]
+    assert check.ok is ok
+    assert check.why == (fleet[0] if fleet else check.why)
 
 
 def test_a_case_is_made_of_the_ledgers_record():

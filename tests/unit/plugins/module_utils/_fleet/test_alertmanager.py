@@ -1,0 +1,79 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.alertmanager import Alertmanager, AlertmanagerUnavailable
+from http_answers import Answers, answering
+
+ALERTS, SILENCES = "/api/v2/alerts", "/api/v2/silences"
+NOWHERE = "http://user:pass@127.0.0.1:1/am?key=pass"
+
+
+@pytest.fixture
+def answers():
+    with answering() as given:
+        yield given
+
+
+def refusal(*urls: str, **how) -> str:
+    with pytest.raises(AlertmanagerUnavailable) as caught:
+        Alertmanager(urls, **how).firing("gpuops")
+    return str(caught.value)
+
+
+def test_what_fires_for_a_receiver(answers: Answers) -> None:
+    answers.by_path[ALERTS] = [{"fingerprint": "a"}]
+    assert Alertmanager([answers.url + "/"], token="t0ken").firing("gpu.*") == [{"fingerprint": "a"}]
+    [(_path, asked, headers)] = answers.asked
+    assert asked == {"active": ["true"], "silenced": ["false"], "inhibited": ["false"], "unprocessed": ["true"], "receiver": ["gpu.*"]}
+    assert headers["Authorization"] == "Bearer t0ken"
+
+
+def test_the_first_of_a_cluster_that_answers(answers: Answers) -> None:
+    answers.by_path[ALERTS] = []
+    assert Alertmanager([NOWHERE, answers.url]).listed() == set()
+
+
+def test_without_silences_one_request(answers: Answers) -> None:
+    answers.by_path[SILENCES] = [{"id": "1", "status": {"state": "expired"}}]
+    assert Alertmanager([answers.url]).silences().of("a") is None
+    assert len(answers.asked) == 1
+
+
+def test_silences_with_the_alerts_that_they_hold_back(answers: Answers) -> None:
+    answers.by_path[SILENCES] = [{"id": "1", "createdBy": "jane", "status": {"state": "active"}, "matchers": []}]
+    answers.by_path[ALERTS] = [{"fingerprint": "a", "status": {"silencedBy": ["1"]}}]
+    assert Alertmanager([answers.url]).silences().of("a") == "silence 1 of jane"
+    assert answers.asked[1][1]["silenced"] == ["true"] and answers.asked[1][1]["active"] == ["false"]
+
+
+def test_all_of_them_away_is_said_of_each_without_secrets(answers: Answers) -> None:
+    answers.by_path[ALERTS], answers.status = "pass", 503
+    said = refusal(NOWHERE, answers.url, token="t0ken")
+    assert "http://127.0.0.1:1/am: no connection: Connection refused; " in said
+    assert said.endswith("%s: HTTP status 503" % answers.url)
+
+
+@pytest.mark.parametrize("answer", ["{", {"status": "error"}, ["x"]])
+def test_what_is_not_alertmanagers_answer(answers: Answers, answer: object) -> None:
+    answers.by_path[ALERTS] = answer
+    assert "its answer is not" in refusal(answers.url)
+
+
+def test_an_answer_that_drips_is_given_up_in_time(answers: Answers) -> None:
+    answers.by_path[ALERTS], answers.pause_seconds = "x" * 100, 0.05
+    began = time.monotonic()
+    assert "no answer within 0.3 s" in refusal(answers.url, timeout_seconds=0.3)
+    assert time.monotonic() - began < 2
+
+
+def test_it_sends_nobody_elsewhere(answers: Answers) -> None:
+    with answering() as other:
+        answers.by_path[ALERTS], answers.status, answers.location = [], 302, other.url + ALERTS
+        assert "HTTP status 302" in refusal(answers.url, token="t0ken")
+        assert other.asked == []
