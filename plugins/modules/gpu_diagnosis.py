@@ -132,12 +132,10 @@ verdicts:
 
 import json
 
-from ansible.module_utils.basic import missing_required_lib
 from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.evidence import EvidenceInvalid
 from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.verdict import diagnose, diagnose_all
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import MissingLibrary
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
-from ansible_collections.gpuops.remediation.plugins.module_utils._xid import policy as xid_policy
+from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import load_policy
 
 
 def read_file(path: str) -> dict:
@@ -166,10 +164,7 @@ SPEC = {
 
 
 def run(params, check_mode):
-    for library, error in (("PyYAML", xid_policy.YAML_IMPORT_ERROR), ("jsonschema", xid_policy.JSONSCHEMA_IMPORT_ERROR)):
-        if error is not None:
-            raise MissingLibrary(missing_required_lib(library), exception=str(error))
-    policy = xid_policy.load_policy(params["policy_file"], params["policy_schema_file"])
+    policy = load_policy(params["policy_file"], params["policy_schema_file"])
     evidence = params["evidence"] if params["evidence_file"] is None else read_file(params["evidence_file"])
     return {"changed": False, "verdict": diagnose(evidence, policy), "verdicts": diagnose_all(evidence, policy)}
 

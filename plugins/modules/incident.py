@@ -100,11 +100,32 @@ options:
     default: {}
   alert_labels:
     description:
-      - Which labels hold what, in the order in which they are tried. Each of C(node), C(gpu_uuid), C(pci_bus_id), C(gpu_index), C(gi) and
-        C(xid) is a list of names; an Xid is looked for among the annotations too.
+      - Which labels hold what, in the order in which they are tried. Each of C(node), C(gpu_uuid), C(pci_bus_id), C(gpu_index), C(gi), C(xid),
+        C(job), C(nvlink_domain) and C(rack) is a list of names; an Xid is looked for among the annotations too.
       - What is not given stays as it is by default, which suits our exporter and dcgm-exporter.
     type: dict
     default: {}
+  policy_file:
+    description:
+      - The policy, a YAML file, by which alerts of many nodes are one fault; see O(correlation). The collection ships it as C(data/xid_policy.yml).
+      - Without it each alert is a fault of its own node.
+    type: path
+  correlation:
+    description:
+      - When the same domain (V(application), V(nvlink) or V(fabric)) is at fault on many nodes of one job, NVLink domain or rack, one incident of
+        that group is opened in place of one a node. It is left to people at once, and the nodes are not touched.
+      - What a node belongs to is in O(inventory) or in an alert's labels (O(alert_labels)).
+    type: dict
+    default: {}
+    suboptions:
+      nodes:
+        description: As many nodes make a group.
+        type: int
+        default: 3
+      seconds:
+        description: How far apart two of its alerts may arrive.
+        type: float
+        default: 15.0
   limits:
     description:
       - Seconds that differ from the defaults. Any of C(total_seconds) (720), C(on_time_seconds) (90), C(after_receipt_seconds) (630),
@@ -291,6 +312,7 @@ GROUP_SPEC = {
     "nodes": {"type": "list", "elements": "str", "required": True},
     "domain": {"default": "unknown"},
 }
+CORRELATION_SPEC = {"nodes": {"type": "int", "default": 3}, "seconds": {"type": "float", "default": 15.0}}
 GLASS_SPEC = {"who": {"required": True}, "why": {"required": True}, "ledger_dir": {"type": "path", "required": True}}
 END_STATES = ["no_action", "fence_lifted", "contained", "quarantined_overdue", "held_for_human", "cancelled_by_human"]
 SUBJECTS = ("alert_file", "inbox_ids", "incident_ids", "node", "group")
@@ -308,6 +330,8 @@ SPEC = {
         "group": {"type": "dict", "options": GROUP_SPEC},
         "inventory": {"type": "dict", "default": {}},
         "alert_labels": {"type": "dict", "default": {}},
+        "policy_file": {"type": "path"},
+        "correlation": {"type": "dict", "options": CORRELATION_SPEC, "default": {}},
         "limits": {"type": "dict", "default": {}},
         "max_running": {"type": "int", "default": 0},
         "anew": {"type": "bool", "default": False},

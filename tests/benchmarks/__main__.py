@@ -23,9 +23,12 @@ sys.path[:0] = [
     str(REPOSITORY / ".ansible" / "collections"),
 ]
 
+import deliveries  # noqa: E402
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger  # noqa: E402
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.lines import parse_line  # noqa: E402
+from ledgers import fresh_schema  # noqa: E402
 from loop import Controller  # noqa: E402
+from postgresql import running_postgresql  # noqa: E402
 
 GIB = 1 << 30
 LINE = "NVRM: Xid (PCI:0000:00:06): 31, pid=525, name=crash, channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS"
@@ -89,6 +92,14 @@ def parser(lines: int) -> None:
     show("one Xid line parsed", [(time.perf_counter() - began) / lines * 1e6], "us")
 
 
+def messages() -> None:
+    print("\n| messages at the event source | all of them | one of them |\n| --- | --- | --- |")
+    with tempfile.TemporaryDirectory(prefix="gpuops-bench-") as folder:
+        deliveries.show("SQLite", Path(folder), f"sqlite:///{folder}/ledger.db")
+        with running_postgresql() as server:  # without fsync
+            deliveries.show("PostgreSQL", Path(folder), fresh_schema(server))
+
+
 def main() -> None:
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}\n"
@@ -97,6 +108,7 @@ def main() -> None:
     parser(20_000)
     ledger(200)
     loop(runs=3)
+    messages()
 
 
 if __name__ == "__main__":

@@ -44,12 +44,20 @@ def rewritten(
         alert["startsAt"] = _text(_time(alert["startsAt"]) + shift)
         if not alert["endsAt"].startswith("0001-"):  # Alertmanager's "not ended"
             alert["endsAt"] = _text(_time(alert["endsAt"]) + shift)
-        alert["fingerprint"] = _fnv(b"".join(text.encode() + b"\xff" for pair in sorted(alert["labels"].items()) for text in pair))
+        alert["fingerprint"] = fingerprint(alert["labels"])
     moved["groupLabels"] = {name: alerts[0]["labels"].get(name, "") for name in moved["groupLabels"]}
     moved["commonLabels"] = _common([alert["labels"] for alert in alerts])
     moved["commonAnnotations"] = _common([alert["annotations"] for alert in alerts])
     moved["groupKey"] = "{}:{" + ", ".join(f'{name}="{value}"' for name, value in moved["groupLabels"].items()) + "}"
     return moved
+
+
+def fingerprint(labels: Mapping[str, str]) -> str:
+    """Alertmanager's: FNV-1a, 64 bits, over the sorted labels."""
+    value = 14695981039346656037
+    for byte in b"".join(str(text).encode(errors="surrogatepass") + b"\xff" for pair in sorted(labels.items()) for text in pair):
+        value = (value ^ byte) * 1099511628211 % 2**64
+    return f"{value:016x}"
 
 
 def _set(target: dict[str, str], values: Mapping[str, str | None]) -> None:
@@ -58,14 +66,6 @@ def _set(target: dict[str, str], values: Mapping[str, str | None]) -> None:
             target.pop(name, None)
         else:
             target[name] = value
-
-
-def _fnv(text: bytes) -> str:
-    """FNV-1a, 64 bits."""
-    value = 14695981039346656037
-    for byte in text:
-        value = (value ^ byte) * 1099511628211 % 2**64
-    return f"{value:016x}"
 
 
 def _common(maps: list[dict[str, str]]) -> dict[str, str]:

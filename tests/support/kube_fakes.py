@@ -63,6 +63,8 @@ class FakeApi(KubeApi):
                 return answer
             if method == "GET" and path not in self.objects and path.endswith("pods"):
                 return {"items": copy.deepcopy([thing for where, thing in self.objects.items() if "/pods/" in where])}
+            if method == "GET" and path.endswith("/nodes"):
+                return {"items": copy.deepcopy([thing for where, thing in self.objects.items() if "/nodes/" in where])}
             if method == "POST":
                 path += "/" + body["metadata"]["name"]
                 if path in self.objects:

@@ -67,7 +67,7 @@ def request(
 class Source:
     def __init__(self, directory: Path, ledger_url: str, *, stuck: bool = False, **args: Any) -> None:
         self.flags = ["stuck"] if stuck else []  # an engine that takes no event
-        self.args = {"tokens": [TOKEN], "port": free_port(), "ledger_url": ledger_url, **args}
+        self.args = {"tokens": [TOKEN], "port": free_port(), "ledger_url": ledger_url, "correlation_seconds": 0, **args}
         self.log = directory / "source.log"
         self.events: queue.Queue[dict[str, Any]] = queue.Queue()
         self.process: subprocess.Popen[str] | None = None
@@ -115,6 +115,17 @@ class Source:
             self.process.send_signal(number)
         self.process.wait(30)
 
+    def peak_memory_bytes(self) -> int:
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        [line] = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+        return int(line.split()[1]) * 1024
+
+    def cpu_seconds(self) -> float:
+        assert self.process is not None
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def handed_on(self, count: int, seconds: float = 30) -> list[int]:
         """The inbox ids of the next events, until there are `count`."""
         found: list[int] = []
@@ -141,7 +152,12 @@ class Rulebook:
     def __init__(self, controller: Controller, **variables: Any) -> None:
         self.controller = controller
         self.log = controller.directory / "rulebook.log"
-        self.variables = {"gpuops_trigger_port": free_port(), "gpuops_ledger_url": controller.ledger_url, **variables}
+        self.variables = {
+            "gpuops_trigger_port": free_port(),
+            "gpuops_ledger_url": controller.ledger_url,
+            "gpuops_correlation": {"seconds": 0.1},
+            **variables,
+        }
         self.process: subprocess.Popen[bytes] | None = None
         self._runs: set[int] = set()
 

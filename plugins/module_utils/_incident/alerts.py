@@ -27,6 +27,8 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._names import A
 NODE_WIDE = "-"
 MAX_TEXT = 16384  # characters of one label or annotation
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_DEPTH = 50  # Alertmanager's own has five; Python's decoder and encoder give up at a depth that depends on who calls
+MAX_TRUNCATED = 1_000_000_000  # sums of more have too many digits to be printed
 
 LabelMap = Mapping[str, Sequence[str]]
 
@@ -38,7 +40,12 @@ DEFAULT_LABELS: LabelMap = {
     "gpu_index": ("gpu",),
     "gi": ("gpu_instance_id", "GPU_I_ID"),
     "xid": ("xid", "err_code"),
+    # what its node had in common with others; Prometheus' own label job is the exporter's
+    "job": ("hpc_job",),
+    "nvlink_domain": ("nvlink_domain",),
+    "rack": ("rack",),
 }
+GROUP_KINDS = ("job", "nvlink_domain", "rack")
 
 _NODE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -46,6 +53,7 @@ _PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0
 _NUMBER = re.compile(r"[0-9]{1,4}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 _YEARS = range(2000, 2200)  # others, such as Go's zero time, do not fit every database
+_GROUP = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._:/-]{0,126}[A-Za-z0-9])?")
 _FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -72,6 +80,7 @@ class Alert:
     gi: Optional[int] = None
     xid: Optional[int] = None
     hint: bool = False
+    groups: Mapping[str, str] = field(default_factory=dict)  # by kind
 
     @property
     def gpu(self) -> str:
@@ -128,12 +137,32 @@ def parse_message(text: bytes) -> Message:
         raise BadMessage(
             "the message is not JSON: %s" % (error if isinstance(error, json.JSONDecodeError) else type(error).__name__)
         ) from None
+    if _depth_exceeds(body, MAX_DEPTH):
+        raise BadMessage("the message is nested deeper than %d" % MAX_DEPTH)
     if not isinstance(body, dict) or not isinstance(body.get("alerts"), list):
         raise BadMessage("the message is not Alertmanager's: it has no list 'alerts'")
     if body.get("version") != "4":
         raise BadMessage("the message is not of Alertmanager's webhook version 4")
-    truncated = body.get("truncatedAlerts", 0)
-    return Message(body["alerts"], truncated if isinstance(truncated, int) else 0, body)
+    return Message(body["alerts"], _truncated(body.get("truncatedAlerts")), body)
+
+
+def _depth_exceeds(value: Any, most: int) -> bool:
+    level = [value]
+    for _depth in range(most):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _truncated(count: Any) -> int:
+    return max(0, min(count, MAX_TRUNCATED)) if type(count) is int else 0  # JSON's true is an int to Python
 
 
 def judge_all(message: Message, labels: Optional[LabelMap] = None) -> Iterator[Judged]:
@@ -201,7 +230,16 @@ def judge(raw: Any, fingerprint: str, label_map: Optional[LabelMap] = None) -> A
         gi=_number(find("gi", _NUMBER, "the id of a GPU instance", labels)),
         xid=_number(find("xid", _NUMBER, "an Xid code", labels, annotations)),
         hint=raw.get("hint") is True,
+        groups=dict(_groups(labels, label_map)),
     )
+
+
+def _groups(labels: Mapping[str, str], label_map: LabelMap) -> Iterator[tuple[str, str]]:
+    """A name that is not fit to be one is left out: the alert is good without it."""
+    for kind in GROUP_KINDS:
+        name = next((labels[label] for label in label_map.get(kind, ()) if labels.get(label)), "")
+        if _GROUP.fullmatch(name):
+            yield kind, name
 
 
 def normal_pci(address: str) -> str:

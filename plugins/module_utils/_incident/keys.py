@@ -33,6 +33,12 @@ def group_key(kind: str, name: str, domain: str = UNKNOWN) -> str:
     return json.dumps(["group", kind, name, domain])
 
 
+def group_of(key: str) -> tuple[str, str, str]:
+    """Kind, name and domain, from a group's key."""
+    _group, kind, name, domain = json.loads(key)
+    return kind, name, domain
+
+
 def with_identity(key: str, gpu: str, domain: str) -> str:
     """The key of the same node or group, once the GPU and the domain are known."""
     kind, *names = json.loads(key)

@@ -94,10 +94,15 @@ def repeated(computed: End, verdict: Optional[Mapping[str, Any]], stages: Mappin
     return End("contained", "%s Not seen again since: %s" % (_reasons(verdict), computed.reason))
 
 
-def group_end(nodes: Sequence[str]) -> End:
+def group_end(kind: str, name: str, domain: str, nodes: Sequence[str]) -> End:
     """A group's incident asks for a look at what its nodes have in common; each node's own incident has the stages."""
-    told = (len(nodes), ", ".join(nodes))
-    return End("held_for_human", "%d nodes are silent at once (%s): look at the controller first" % told)
+    if kind == "controller":
+        return End("held_for_human", "%d nodes are silent at once (%s): look at the controller first" % (len(nodes), ", ".join(nodes)))
+    what = "%s %s" % (kind.replace("_", " "), name)
+    told = (len(nodes), what, domain, ", ".join(nodes))
+    return End(
+        "held_for_human", "%d nodes of %s have a fault of the %s at once (%s): look at what they share; the nodes are as they were" % told
+    )
 
 
 def _reasons(verdict: Optional[Mapping[str, Any]]) -> str:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Optional
+from typing import Callable, Optional
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Judged, LabelMap, judge_all, parse_message
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Alert, Judged, LabelMap, judge_all, parse_message
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
 
 
@@ -21,16 +21,17 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times
 class Parcel:
     """body: a whole message of its own. digest: the same for each delivery of the same alerts. node: None where no usable label names one.
 
-    firing: whether any of its alerts is, or cannot be judged.
+    firing: whether any of its alerts is, or cannot be judged. patient: they may be some of many that are one fault, and wait for the others.
     """
 
     node: Optional[str]
     firing: bool
     digest: str
     body: bytes
+    patient: bool = False
 
 
-def parcels(body: bytes, labels: Optional[LabelMap] = None) -> list[Parcel]:
+def parcels(body: bytes, labels: Optional[LabelMap] = None, is_patient: Callable[[Alert], bool] = lambda alert: False) -> list[Parcel]:
     """The parcels of one message, in the order in which their nodes come up; BadMessage for what is none.
 
     An alert that cannot be judged is kept too: the run that reads it holds it for people.
@@ -41,16 +42,20 @@ def parcels(body: bytes, labels: Optional[LabelMap] = None) -> list[Parcel]:
         by_node.setdefault(judged.alert.node if judged.alert else None, []).append(judged)
     if not by_node and message.truncated:
         by_node = {None: []}  # what was left out is news too
-    if len(by_node) <= 1:
-        return [Parcel(node, _firing(alerts), _digest(alerts, message.truncated), body) for node, alerts in by_node.items()]
+    teller = min(
+        by_node, key=lambda node: node or "", default=None
+    )  # people are told once of what was left out, by the same part each time
     found: list[Parcel] = []
     for node, alerts in by_node.items():
-        part = {**message.whole, "alerts": [judged.raw for judged in alerts]}
-        if found:
-            part.pop("truncatedAlerts", None)  # people are told once
-        truncated = part.get("truncatedAlerts", 0)
-        found.append(Parcel(node, _firing(alerts), _digest(alerts, truncated), json.dumps(part).encode()))
+        truncated = message.truncated if node == teller else 0
+        part = {**message.whole, "alerts": [judged.raw for judged in alerts], "truncatedAlerts": truncated}
+        kept = body if len(by_node) == 1 else json.dumps(part).encode()
+        found.append(Parcel(node, _firing(alerts), _digest(alerts, truncated), kept, _patient(alerts, is_patient)))
     return found
+
+
+def _patient(alerts: list[Judged], is_patient: Callable[[Alert], bool]) -> bool:
+    return bool(alerts) and all(one.alert is not None and one.alert.status == "firing" and is_patient(one.alert) for one in alerts)
 
 
 def _firing(alerts: list[Judged]) -> bool:

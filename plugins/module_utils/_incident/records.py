@@ -93,6 +93,8 @@ def next_command(incident: Mapping[str, Any]) -> str:
     state, incident_id = incident["state"], incident["id"]
     if state in ("running", "fenced_waiting"):
         return "ansible-playbook gpuops.remediation.reconcile"
+    if state == "held_for_human" and incident.get("kind") == "group":  # nobody changed its nodes
+        return "ansible-playbook gpuops.remediation.release -e gpuops_incident_id=%s" % incident_id
     stands = state == "held_for_human" and (incident.get("verdict") or {}).get("quarantine_stands")
     if stands or state in ("contained", "quarantined_overdue"):
         return "ansible-playbook gpuops.remediation.release -e gpuops_incident_id=%s" % incident_id

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Optional
 
@@ -45,6 +45,12 @@ def place_of(inventory: Mapping[str, Any], node: str) -> Place:
     entry = entry or {}
     managed = str(entry.get("managed", True)).lower() not in ("false", "no", "0")
     return Place(node, str(entry.get("uid") or node), entry.get("host"), managed, entry.get("groups") or {})
+
+
+def place_with(inventory: Mapping[str, Any], alert: Alert) -> Place:
+    """An alert's node, with the groups that the alert names too."""
+    place = place_of(inventory, alert.node)
+    return replace(place, groups={**place.groups, **alert.groups})
 
 
 @dataclass(frozen=True)

@@ -189,15 +189,17 @@ def refuse_overridden(node: Node, in_force: Mapping[str, Any]) -> None:
 def side_by_side(nodes: Sequence[Mapping[str, Any]], write: Callable[[Mapping[str, Any]], Outcome[Node]]) -> list[dict[str, Any]]:
     """A result for each node: one node's trouble is its own."""
 
-    def one(node: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            return {"name": node["name"], **write(node).result(show), "error": None, "error_kind": None}
-        except RemediationError as error:
-            failure = error.failure()
-            return {"name": node["name"], "changed": False, "error": failure.pop("msg"), **failure}
-
     with ThreadPoolExecutor(max_workers=CONNECTIONS) as pool:
-        return list(pool.map(one, nodes))
+        return list(pool.map(lambda node: result_of(node["name"], lambda: write(node)), nodes))
+
+
+def result_of(name: str, write: Callable[[], Outcome[Node]]) -> dict[str, Any]:
+    """One node's entry in a module's result."""
+    try:
+        return {"name": name, **write().result(show), "error": None, "error_kind": None}
+    except RemediationError as error:
+        failure = error.failure()
+        return {"name": name, "changed": False, "error": failure.pop("msg"), **failure}
 
 
 def summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -122,4 +122,9 @@ class Permit:
             self.incident.ledger.reverted(change.id)
 
     def _target(self, part: str) -> str:
-        return f"node/{self.node}/{part}"
+        return target_of(self.node, part)
+
+
+def target_of(node: str, part: str) -> str:
+    """How the ledger names a part of a node."""
+    return f"node/{node}/{part}"

@@ -115,6 +115,10 @@ class Changes(Stages):
         if row is None:
             raise UnknownChange("there is no change %s" % change_id)
         owners = sa.select(OWNERS.c.incident_id).where(OWNERS.c.change_id == change_id, OWNERS.c.disowned_at.is_(None))
+        return self._change_of(row, sorted(connection.execute(owners).scalars()))
+
+    @staticmethod
+    def _change_of(row: Any, owners: list[str]) -> Change:
         values = {name: value for name, value in row._mapping.items() if name != "open_target"}
         times = {name: iso(values.pop(name)) for name in ("intended_at", "applied_at", "reverted_at")}
-        return Change(**values, owners=sorted(connection.execute(owners).scalars()), **times)  # type: ignore[arg-type]
+        return Change(**values, owners=owners, **times)  # type: ignore[arg-type]

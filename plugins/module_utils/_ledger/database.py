@@ -55,6 +55,7 @@ class Database:
         self._server = _Server(url.get_backend_name() == "postgresql")
         self._engine = _engine(url, check_mode, self._server)
         self._one = threading.RLock()
+        self._shared: Optional[sa.Connection] = None
         weakref.finalize(self, self._engine.dispose)
 
     @classmethod
@@ -96,23 +97,38 @@ class Database:
         """The only writer until it ends; in check mode nothing of it stays."""
         return self._transaction(True)
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What this thread reads and writes inside is one transaction; one part that raises takes only itself back."""
+        with self.write() as connection:
+            outer, self._shared = self._shared, connection
+            try:
+                yield
+            finally:
+                self._shared = outer
+
     def _before_write(self, connection: sa.Connection) -> None:
         """For what a subclass adds to each write."""
 
     @contextmanager
     def _transaction(self, writes: bool) -> Iterator[sa.Connection]:
         try:
-            with self._one, self._server.watched(), self._engine.connect() as connection:
-                connection = connection.execution_options(writes=writes)
-                with connection.begin() as transaction:
-                    if writes and connection.dialect.name == "postgresql":
-                        connection.execute(sa.select(sa.func.set_config("lock_timeout", "%ds" % BUSY_SECONDS, True)))
-                        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_WRITER)))
-                    if writes:
-                        self._before_write(connection)
-                    yield connection
-                    if self.check_mode:
-                        transaction.rollback()
+            with self._one:
+                if self._shared is not None:  # other threads wait for the lock, so it is this one's
+                    with self._shared.begin_nested():
+                        yield self._shared
+                    return
+                with self._server.watched(), self._engine.connect() as connection:
+                    connection = connection.execution_options(writes=writes)
+                    with connection.begin() as transaction:
+                        if writes and connection.dialect.name == "postgresql":
+                            connection.execute(sa.select(sa.func.set_config("lock_timeout", "%ds" % BUSY_SECONDS, True)))
+                            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_WRITER)))
+                        if writes:
+                            self._before_write(connection)
+                        yield connection
+                        if self.check_mode:
+                            transaction.rollback()
         except exc.IntegrityError:
             raise
         except exc.DBAPIError as error:

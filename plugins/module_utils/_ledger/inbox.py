@@ -8,24 +8,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import (
-    Judged,
+    Alert,
     LabelMap,
     is_own,
     judge_all,
     label_map,
     parse_message,
 )
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arrivals import Arrived, Correlation, How, Told
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import UnknownNode, from_alert, place_of
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.changes import Changes
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.incidents import silenced_by
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import from_alert, place_with
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.groups import Groups
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.incidents import Opening, silenced_by
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.storm import Storm
 
 try:
     import sqlalchemy as sa
@@ -33,8 +35,10 @@ try:
 except ImportError:  # said by _ledger.database
     pass
 
+Message = tuple[int, bytes, datetime]
 
-class Inbox(Changes):
+
+class Inbox(Groups, Storm):
     def receive(self, body: bytes, source: str) -> int:
         """Keep a message; its id is all that anybody passes on (S1)."""
         with self.write() as connection:
@@ -48,17 +52,15 @@ class Inbox(Changes):
         labels: Optional[LabelMap] = None,
         limits: Optional[Limits] = None,
         max_running: int = 0,
+        correlation: Optional[Correlation] = None,
         silences: Optional[Silences] = None,
     ) -> dict[str, Any]:
         """Open or find the incidents of stored messages."""
-        messages = []
-        with self.read() as connection:
-            for inbox_id in inbox_ids:
-                row = connection.execute(sa.select(INBOX).where(INBOX.c.id == inbox_id)).first()
-                if row is None:
-                    raise BadMessage("the inbox has no message %s" % inbox_id)
-                messages.append((row.id, row.body, row.received_at))
-        return self._open_all(messages, inventory, labels, limits, max_running, silences)
+        messages = self._messages(inbox_ids)
+        missing = sorted(set(inbox_ids) - {inbox_id for inbox_id, _body, _received_at in messages})
+        if missing:
+            raise BadMessage("the inbox has no message %s" % missing[0])
+        return self._open_all(messages, How(inventory, label_map(labels), limits or Limits(), max_running, correlation, silences))
 
     def open_from_file(
         self,
@@ -68,78 +70,91 @@ class Inbox(Changes):
         labels: Optional[LabelMap] = None,
         limits: Optional[Limits] = None,
         max_running: int = 0,
+        correlation: Optional[Correlation] = None,
         silences: Optional[Silences] = None,
     ) -> dict[str, Any]:
         """Open or find the incidents of a message that is received by being read."""
-        return self._open_all([(self.receive(body, source), body, self.now())], inventory, labels, limits, max_running, silences)
+        message = (self.receive(body, source), body, self.now())
+        return self._open_all([message], How(inventory, label_map(labels), limits or Limits(), max_running, correlation, silences))
 
-    def _open_all(
-        self,
-        messages: Sequence[tuple[int, bytes, datetime]],
-        inventory: Mapping[str, Any],
-        labels: Optional[LabelMap],
-        limits: Optional[Limits],
-        max_running: int,
-        silences: Optional[Silences],
-    ) -> dict[str, Any]:
-        records: dict[str, dict[str, Any]] = {}
-        held: list[dict[str, Any]] = []
-        ignored: list[dict[str, Any]] = []
-        errors: list[BadMessage] = []
-        truncated = 0
+    def open_some(self, inbox_ids: Sequence[int], how: How, wanted: Callable[[Alert], bool]) -> list[dict[str, Any]]:
+        """Open or find the incidents of those alerts that are wanted now; their messages wait on for a run that decides all of them."""
+        arrived = [
+            (Arrived(inbox_id, received_at, judged), judged.alert)
+            for inbox_id, body, received_at in self._messages(inbox_ids)
+            for judged in judge_all(parse_message(body), how.labels)
+            if judged.alert and judged.alert.node in how.inventory and wanted(judged.alert)
+        ]
+        records, others = self.open_plain(arrived, how) if arrived else ([], [])
+        for one, alert in others:
+            records += self._open_alert(one, alert, how).records
+        return list({record["id"]: record for record in records}.values())
+
+    def _messages(self, inbox_ids: Iterable[int]) -> list[Message]:
+        rows = sa.select(INBOX.c.id, INBOX.c.body, INBOX.c.received_at).where(INBOX.c.id.in_(inbox_ids)).order_by(INBOX.c.id)
+        with self.read() as connection:
+            return [(row.id, row.body, row.received_at) for row in connection.execute(rows)]
+
+    def _open_all(self, messages: Sequence[Message], how: How) -> dict[str, Any]:
+        told, arrived, readable = Told(), [], []
         for inbox_id, body, received_at in messages:
             try:
                 message = parse_message(body)
             except BadMessage as error:
-                self._handled(inbox_id, str(error))
+                self._handled([inbox_id], str(error))
                 self._tell(inbox_id, "message_unreadable", str(error))
-                errors.append(error)
+                told.errors.append(error)
                 continue
             if message.truncated:
-                truncated += message.truncated
+                told.truncated += message.truncated
                 self._tell(inbox_id, "message_truncated", "Alertmanager left %d alerts out of the message" % message.truncated)
-            for judged in judge_all(message, label_map(labels)):
-                about = {"position": judged.position, "fingerprint": judged.fingerprint}
-                if is_own(judged.raw):
-                    ignored.append({**about, "reason": "our own notification"})
-                    continue
-                silence = silences.of(judged.fingerprint, judged.raw.get("labels")) if silences and judged.alert else None
-                if judged.alert and silence:
-                    self.leave_silenced(judged.alert, received_at, silence, None if self.check_mode else inbox_id)
-                    ignored.append({**about, "reason": silenced_by(silence)})
-                    continue
-                try:
-                    opening = self._open_judged(judged, inventory, received_at, limits, max_running)
-                except UnknownNode:
-                    opening = None
-                if opening is None:
-                    reason = judged.reason or "its node is not in the inventory"
-                    self.hold_alert(judged.fingerprint, reason, judged.position, None if self.check_mode else inbox_id)
-                    held.append({**about, "reason": reason})
-                elif opening.record is None:
-                    ignored.append({**about, "reason": opening.reason})
-                else:
-                    for record in opening.records:
-                        key = "%s %s %s" % (record["id"], record["node"], record["gpu"])  # in check mode all new ones have the same id
-                        records.setdefault(key, record)
-            self._handled(inbox_id, None)
-        if errors and not records and not held and not ignored:
-            raise errors[0]
-        held += [{"position": None, "fingerprint": None, "reason": str(error)} for error in errors]
-        return {"incidents": list(records.values()), "held": held, "ignored": ignored, "truncated_alerts": truncated}
+            arrived += [Arrived(inbox_id, received_at, judged) for judged in judge_all(message, how.labels)]
+            readable.append(inbox_id)
+        for one in self.open_groups(self._without_silenced(arrived, how, told), how, told):
+            self._open_or_hold(one, how, told)
+        self._handled(readable, None)
+        return told.answer()
 
-    def _open_judged(
-        self, judged: Judged, inventory: Mapping[str, Any], received_at: datetime, limits: Optional[Limits], max_running: int
-    ) -> Any:
-        if judged.alert is None:
-            return None
-        place = place_of(inventory, judged.alert.node)
-        return self.open_incident(from_alert(place, judged.alert, received_at), limits, max_running=max_running)
+    def _without_silenced(self, arrived: list[Arrived], how: How, told: Told) -> list[Arrived]:
+        """Nothing is done for what a human has silenced (S6)."""
+        if not how.silences:
+            return arrived
+        rest = []
+        with self.together():
+            for one in arrived:
+                judged = one.judged
+                silence = how.silences.of(judged.fingerprint, judged.raw.get("labels")) if judged.alert else None
+                if judged.alert and silence and not is_own(judged.raw):
+                    self.leave_silenced(judged.alert, one.received_at, silence, None if self.check_mode else one.inbox_id)
+                    told.ignored.append({**one.about, "reason": silenced_by(silence)})
+                else:
+                    rest.append(one)
+        return rest
+
+    def _open_or_hold(self, one: Arrived, how: How, told: Told) -> None:
+        alert = one.judged.alert
+        if is_own(one.judged.raw):
+            told.ignored.append({**one.about, "reason": "our own notification"})
+        elif alert is None or alert.node not in how.inventory:
+            reason = one.judged.reason or "its node is not in the inventory"
+            self.hold_alert(one.judged.fingerprint, reason, one.judged.position, None if self.check_mode else one.inbox_id)
+            told.held.append({**one.about, "reason": reason})
+        else:
+            opening = self._open_alert(one, alert, how)
+            if opening.record is None:
+                told.ignored.append({**one.about, "reason": opening.reason})
+            for record in opening.records:
+                told.add(record)
+
+    def _open_alert(self, one: Arrived, alert: Alert, how: How) -> Opening:
+        return self.open_incident(
+            from_alert(place_with(how.inventory, alert), alert, one.received_at), how.limits, max_running=how.max_running
+        )
 
     def _tell(self, inbox_id: int, topic: str, reason: str) -> None:
         """What was not in a message, or could not be read of it, is lost to us but not to people."""
         self.notify("%s:%d" % (topic, inbox_id), topic, {"inbox_id": inbox_id, "reason": reason})
 
-    def _handled(self, inbox_id: int, error: Optional[str]) -> None:
+    def _handled(self, inbox_ids: Sequence[int], error: Optional[str]) -> None:
         with self.write() as connection:
-            connection.execute(sa.update(INBOX).where(INBOX.c.id == inbox_id).values(handled_at=self.now(), error=error))
+            connection.execute(sa.update(INBOX).where(INBOX.c.id.in_(inbox_ids)).values(handled_at=self.now(), error=error))

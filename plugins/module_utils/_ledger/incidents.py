@@ -31,6 +31,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys 
     LIVE_STATES,
     OPEN_STATES,
     SETTLED_STATES,
+    group_of,
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import FORGET, RELEASE, allows, needed_mode, permitted
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.records import (
@@ -221,7 +222,7 @@ class Incidents(Settings):
         return proven if proven and self._standing(connection, row.id) else None
 
     def _end_group(self, connection: sa.Connection, row: Any) -> Any:
-        told = outcome.group_end(row.nodes)
+        told = outcome.group_end(*group_of(row.asked_key), row.nodes)
         return self._end(connection, row, told.state, told.reason)
 
     def _end_opted_out(self, connection: sa.Connection, row: Any) -> Any:
@@ -229,8 +230,7 @@ class Incidents(Settings):
         return self._end(connection, row, state, "the node is opted out")
 
     def _opened(self, connection: sa.Connection, want: Want, limits: Limits, max_running: int) -> Opening:
-        running = connection.execute(sa.select(sa.func.count()).select_from(INCIDENTS).where(INCIDENTS.c.state == "running")).scalar_one()
-        waits = bool(max_running) and running - self.check_mode >= max_running
+        waits = bool(max_running) and self._running(connection) - self.check_mode >= max_running
         row = self._insert(connection, want, limits, state="fenced_waiting" if waits else "running")
         if not want.place.managed:
             row = self._end(connection, row, "no_action", "the node is opted out")
@@ -238,6 +238,10 @@ class Incidents(Settings):
             self._tell_of_waiting(connection)
         record = self._record(connection, row, found=False)
         return Opening("opened", predicted(record) if self.check_mode else record)
+
+    @staticmethod
+    def _running(connection: sa.Connection) -> int:
+        return int(connection.execute(sa.select(sa.func.count()).select_from(INCIDENTS).where(INCIDENTS.c.state == "running")).scalar_one())
 
     def _tell_of_waiting(self, connection: sa.Connection) -> None:
         """One page for all that wait; it grows until it is sent."""
@@ -248,16 +252,16 @@ class Incidents(Settings):
             connection.execute(sa.update(OUTBOX).where(OUTBOX.c.key == key, OUTBOX.c.sent_at.is_(None)).values(payload=payload))
 
     def _insert(
-        self,
-        connection: sa.Connection,
-        want: Want,
-        limits: Limits,
-        *,
-        state: str = "running",
-        incident_id: Optional[str] = None,
+        self, connection: sa.Connection, want: Want, limits: Limits, *, state: str = "running", incident_id: Optional[str] = None
     ) -> Any:
+        values = self._new(want, limits, self._mode(connection), state, incident_id)
+        connection.execute(sa.insert(INCIDENTS).values(**values))
+        return self._incident(connection, values["id"])
+
+    def _new(self, want: Want, limits: Limits, mode: str, state: str, incident_id: Optional[str] = None) -> Record:
+        """A new incident's row."""
         due = deadline(want.received_at, want.starts_at, limits)
-        values = {
+        return {
             "id": incident_id or "%s-%s" % (self.now().strftime("%Y%m%d-%H%M%S"), secrets.token_hex(4)),
             "kind": "group" if want.group_kind else "fault",
             "state": state,
@@ -273,15 +277,13 @@ class Incidents(Settings):
             "pci_bus_id": want.pci_bus_id,
             "domain": want.domain,
             "scope": "job" if want.group_kind else None,
-            "mode": self._mode(connection),
+            "mode": mode,
             "opened_at": self.now(),
             **self._episode(want),
             "clock_at": due.clock_at,
             "deadline_at": due.at,
             "detected_late_seconds": due.detected_late_seconds,
         }
-        connection.execute(sa.insert(INCIDENTS).values(**values))
-        return self._incident(connection, str(values["id"]))
 
     @staticmethod
     def _episode(want: Want) -> Record:
@@ -301,6 +303,11 @@ class Incidents(Settings):
         if row is not None:
             return row
         if want.alert:
+            episode = (ALERTS.c.fingerprint == want.alert.fingerprint, ALERTS.c.starts_at == want.alert.starts_at)
+            of_group = (INCIDENTS.c.kind == "group", INCIDENTS.c.id.in_(sa.select(ALERTS.c.incident_id).where(*episode)))
+            row = connection.execute(open_ones.where(*of_group)).first()
+            if row is not None:
+                return row
             same: Any = INCIDENTS.c.id.in_(sa.select(ALERTS.c.incident_id).where(ALERTS.c.fingerprint == want.alert.fingerprint))
         else:
             same = sa.or_(INCIDENTS.c.asked_key == want.key, sa.and_(INCIDENTS.c.gpu == want.gpu, INCIDENTS.c.kind == "fault"))
@@ -401,7 +408,10 @@ class Incidents(Settings):
         return row
 
     def _record(self, connection: sa.Connection, row: Any, *, found: bool = True) -> Record:
-        return incident_record(row, self._stages(connection, row), self.now(), found=found)
+        return self._record_of(row, self._stages(connection, row), found=found)
+
+    def _record_of(self, row: Any, stages: Sequence[Any], *, found: bool = True) -> Record:
+        return incident_record(row, stages, self.now(), found=found)
 
     def _stages(self, connection: sa.Connection, row: Any) -> Sequence[Any]:
         of_row = sa.select(STAGES).where(STAGES.c.incident_id == row.id, STAGES.c.round == row.round)
@@ -452,7 +462,7 @@ class Incidents(Settings):
                 overdue=self.now() > row.deadline_at,
             )
             if row.kind == "group":
-                computed = outcome.group_end(row.nodes)
+                computed = outcome.group_end(*group_of(row.asked_key), row.nodes)
             elif row.state == "contained":
                 computed = outcome.repeated(computed, row.verdict, stages)
             state, why = end_state or computed.state, reason or computed.reason

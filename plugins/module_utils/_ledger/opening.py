@@ -12,28 +12,29 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Optional
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.correlation import Rule, domain_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.argspec import alertmanager_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import MAX_MESSAGE_BYTES
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arrivals import Correlation
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.records import PREDICTED
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Want, from_group, from_operator, place_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import load_policy
 
 
 def open_incidents(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
     """The module's result: the incidents, and what became of everything else in a message."""
     limits, inventory = Limits.of(params["limits"]), params["inventory"]
+    message = {"inventory": inventory, "labels": params["alert_labels"], "limits": limits, "max_running": params["max_running"]}
+    message["correlation"] = correlation_of(params)
     silences, missing = _silences(params)
-    message = {
-        "inventory": inventory,
-        "labels": params["alert_labels"],
-        "limits": limits,
-        "max_running": params["max_running"],
-        "silences": silences,
-    }
+    message["silences"] = silences
+    if inventory and not ledger.check_mode:
+        ledger.keep_nodes(inventory)
     if params["alert_file"]:
         result = ledger.open_from_file(read_file(params["alert_file"]), "file:%s" % params["alert_file"], **message)
     elif params["inbox_ids"]:
@@ -58,6 +59,14 @@ def _silences(params: Mapping[str, Any]) -> tuple[Optional[Silences], list[dict[
         return (alertmanager.silences() if alertmanager else None), []
     except RemediationError as error:
         return None, [{"source": "alertmanager", "why": str(error)}]
+
+
+def correlation_of(params: Mapping[str, Any]) -> Optional[Correlation]:
+    """None without a policy, which alone knows what may be one fault of many nodes."""
+    if not params["policy_file"]:
+        return None
+    policy = load_policy(params["policy_file"])
+    return Correlation(Rule(**params["correlation"]), lambda xid: domain_of(xid, policy))
 
 
 def wanted(params: Mapping[str, Any], now: datetime) -> Want:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.breaker import Group, Rule, Slot, groups_of, in_window, overfull
@@ -83,7 +83,7 @@ class Settings(Outbox):
         with self.write() as connection:
             now, wanted = self.now(), groups_of(groups or {})
             rule, tripped = self._rule(connection), self._tripped(connection)
-            slots = in_window(self._slots(connection), now, rule, self._reset_at(connection))
+            slots = in_window(self._slots(connection, now - timedelta(seconds=rule.window_seconds)), now, rule, self._reset_at(connection))
             if any(slot.node == node for slot in slots):
                 return
             if not tripped:
@@ -117,6 +117,6 @@ class Settings(Outbox):
         row = self._setting(connection, "breaker_rule")
         return Rule(**row["value"]) if row else Rule()
 
-    def _slots(self, connection: sa.Connection) -> list[Slot]:
-        rows = connection.execute(sa.select(SLOTS).order_by(SLOTS.c.id.desc()).limit(10000))
+    def _slots(self, connection: sa.Connection, since: datetime) -> list[Slot]:
+        rows = connection.execute(sa.select(SLOTS).where(SLOTS.c.taken_at > since))
         return [Slot(row.node, row.taken_at, [Group(**group) for group in row.groups]) for row in rows]

@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.absorb import Absorbing
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.nodes import Nodes
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.sync import Sync
 
 
-class Ledger(Absorbing, Sync):
-    """Settings, outbox, incidents, stages, changes, inbox and locks over one database; `Ledger.open(url)`."""
+class Ledger(Absorbing, Sync, Nodes):
+    """Settings, outbox, incidents, stages, changes, inbox, nodes and locks over one database; `Ledger.open(url)`."""

@@ -60,6 +60,7 @@ else:
         sa.Column("firing", sa.Boolean, nullable=False, server_default=sa.true()),
         sa.Column("digest", sa.String(64)),
         sa.Column("deliveries", sa.Integer, nullable=False, server_default="1"),
+        sa.Column("patient", sa.Boolean, nullable=False, server_default=sa.false()),  # waits for others of its kind
         sa.Index("inbox_digest", "digest", unique=True),
         sa.Index(
             "inbox_undecided", "id", sqlite_where=sa.text("handled_at IS NULL"), postgresql_where=sa.text("handled_at IS NULL")
@@ -107,6 +108,17 @@ else:
         sa.Column("closed_at", UtcTime, index=True),
         sa.Column("reason", sa.Text),
         sa.Column("release", sa.JSON),
+    )
+
+    # The inventory of the last run, for the event source.
+    NODES = sa.Table(
+        "nodes",
+        METADATA,
+        sa.Column("node", sa.String(253), primary_key=True),
+        sa.Column("host", sa.String(253)),
+        sa.Column("uid", sa.String(253)),
+        sa.Column("managed", sa.JSON),
+        sa.Column("groups", sa.JSON),
     )
 
     # One row a delivery: an episode is (fingerprint, starts_at), a delivery adds the status.

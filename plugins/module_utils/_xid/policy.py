@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible.module_utils.basic import missing_required_lib
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import MissingLibrary, RemediationError
 
 try:
     import yaml
@@ -137,6 +138,9 @@ class Policy:
 
 def load_policy(path: str, schema_path: Optional[str] = None) -> Policy:
     """Reads and checks a policy file; its schema lies beside it unless named."""
+    for library, error in (("PyYAML", YAML_IMPORT_ERROR), ("jsonschema", JSONSCHEMA_IMPORT_ERROR)):
+        if error is not None:
+            raise MissingLibrary(missing_required_lib(library), exception=str(error))
     schema_path = schema_path or os.path.join(os.path.dirname(path), SCHEMA_NAME)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C, where PyYAML has it
     raw = _load(path, lambda stream: yaml.load(stream, loader), yaml.YAMLError)

@@ -26,11 +26,12 @@ class _Entry:
 class Batches:
     """Rows that arrive within one window leave together. Those of a node that is being worked on wait for a while, and hold nobody else back.
 
-    A row that was handed over and has no decision after retry_seconds waits again: whoever had it is gone.
+    Patient rows have a longer window, and leave with each other: they may be one fault. A row that was handed over and has no decision after retry_seconds waits again: whoever had it is gone.
     """
 
-    def __init__(self, window_seconds: float, size: int, retry_seconds: float) -> None:
+    def __init__(self, window_seconds: float, size: int, retry_seconds: float, patience_seconds: float = 0.0) -> None:
         self._window, self._size, self._retry = window_seconds, size, retry_seconds
+        self._patience = max(window_seconds, patience_seconds)
         self._waiting: dict[int, _Entry] = {}
         self._handed: dict[int, _Entry] = {}
 
@@ -41,6 +42,9 @@ class Batches:
     @property
     def idle(self) -> bool:
         return not self._waiting and not self._handed
+
+    def knows(self, inbox_id: int) -> bool:
+        return inbox_id in self._waiting or inbox_id in self._handed
 
     def add(self, rows: Iterable[Kept], now: float) -> None:
         for row in rows:
@@ -54,7 +58,7 @@ class Batches:
                 del self._handed[inbox_id]
             elif now - entry.since >= self._retry:
                 del self._handed[inbox_id]
-                self._waiting[inbox_id] = _Entry(entry.row, now - self._window)
+                self._waiting[inbox_id] = _Entry(entry.row, now - self._patience)
         for inbox_id, entry in list(self._waiting.items()):
             if inbox_id not in undecided and entry.since < asked:
                 del self._waiting[inbox_id]
@@ -67,9 +71,13 @@ class Batches:
             for entry in self._waiting.values()
             if entry.row.node not in ours and (entry.row.node not in busy_nodes or now - entry.since >= BUSY_SECONDS)
         ]
-        if not ready or (len(ready) < self._size and now < min(entry.since for entry in ready) + self._window):
+        for patient in (False, True):
+            alike = [entry for entry in ready if entry.row.patient is patient]
+            if len(alike) >= self._size or any(self._end(entry) <= now for entry in alike):
+                break
+        else:
             return []
-        batch = [entry.row for entry in ready[: self._size]]
+        batch = [entry.row for entry in alike[: self._size]]
         for row in batch:
             del self._waiting[row.inbox_id]
         self.handed(batch, now)
@@ -79,6 +87,10 @@ class Batches:
         """From here on it counts whether anybody decides them."""
         self._handed.update({row.inbox_id: _Entry(row, now) for row in rows})
 
+    def _end(self, entry: _Entry) -> float:
+        """Of its window."""
+        return entry.since + (self._patience if entry.row.patient else self._window)
+
     def next_look(self, now: float) -> Optional[float]:
         """When a window ends; None where none is open."""
-        return min((end for entry in self._waiting.values() if (end := entry.since + self._window) > now), default=None)
+        return min((end for entry in self._waiting.values() if (end := self._end(entry)) > now), default=None)

@@ -11,30 +11,45 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Alert
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.commits import Arrival
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.connections import Connections
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.libraries import web
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.metrics import Metrics
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settings import Settings
 
+_SMALL_BYTES = 16 * 1024  # a thread would take longer
+
 Commit = Callable[[Sequence[Arrival]], Awaitable[list[Kept]]]
+IsPatient = Callable[[Alert], bool]
 Lost = Callable[[str, str], Awaitable[None]]  # why, and the same in words
 
 
 class Endpoint:
     """Answers only after the commit. 4xx is for what no retry mends, since Alertmanager then waits for its next group interval; 503 for the rest."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, commit: Commit, received: Callable[[list[Kept]], None], lost: Lost):
-        self._settings, self._labels, self._metrics = settings, settings.labels, metrics
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        commit: Commit,
+        received: Callable[[list[Kept]], None],
+        lost: Lost,
+        is_patient: IsPatient,
+    ):
+        self._settings, self._labels, self._metrics, self._is_patient = settings, settings.labels, metrics, is_patient
         self._commit, self._received, self._lost = commit, received, lost
         self._tokens = [b"Bearer " + token.encode() for token in settings.tokens]
+        self.connections = Connections(settings.client_seconds)
         self.writable = self.readable = True  # whether the last commit went through, and the last look
 
     def application(self) -> web.Application:
-        application = web.Application(client_max_size=self._settings.max_body_bytes)
+        application = web.Application(client_max_size=self._settings.max_body_bytes, middlewares=[self.connections.middleware()])
         application.router.add_post(self._settings.path, self._alerts)
         application.router.add_get("/healthz", self._healthz)
         application.router.add_get("/metrics", self._show_metrics)
@@ -44,13 +59,17 @@ class Endpoint:
         if not self._may(request.headers.get("Authorization", "")):
             return self._refuse(401, "token", "a bearer token is needed")
         try:
-            body = await request.read()
+            async with asyncio.timeout(self._settings.client_seconds):
+                body = await request.read()
+        except TimeoutError:
+            return self._refuse(408, "too_slow", "the message did not come to its end within %g s" % self._settings.client_seconds)
         except web.HTTPRequestEntityTooLarge:
             text = "more than %d bytes are not read" % self._settings.max_body_bytes
             await self._lost("too_large", text)
             return self._refuse(413, "too_large", text)
         try:
-            found = await asyncio.to_thread(parcels, body, self._labels)
+            cut = partial(parcels, body, self._labels, self._is_patient)
+            found = cut() if len(body) <= _SMALL_BYTES else await asyncio.to_thread(cut)
         except BadMessage as error:
             await self._lost("not_json", str(error))
             return self._refuse(400, "not_json", str(error))

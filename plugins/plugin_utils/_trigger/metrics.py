@@ -13,7 +13,8 @@ from typing import Optional
 
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.libraries import prometheus_client
 
-REFUSALS = ("token", "not_json", "too_large", "ledger_unavailable")
+REFUSALS = ("token", "not_json", "too_large", "too_slow", "ledger_unavailable")
+FENCES = ("fenced", "not_confirmed", "failed")
 
 
 class Metrics:
@@ -25,12 +26,15 @@ class Metrics:
         self.duplicates = Counter("gpuops_trigger_duplicates", "Deliveries of an inbox row that was there already", registry=registry)
         self.refused = Counter("gpuops_trigger_refused", "Messages that were not taken", ["why"], registry=registry)
         self.handed_over = Counter("gpuops_trigger_handed_over", "Inbox rows given to a run; one may be given again", registry=registry)
+        self.fences = Counter("gpuops_trigger_fences", "Incidents that the source has weighed", ["outcome"], registry=registry)
         self.undecided = Gauge("gpuops_inbox_depth", "Inbox rows that the ledger has no decision about", registry=registry)
         age = Gauge("gpuops_inbox_oldest_seconds", "Age of the oldest inbox row without a decision", registry=registry)
         age.set_function(lambda: time.time() - self.oldest if self.oldest else 0.0)
         self.oldest: Optional[float] = None  # when it was received
         for why in REFUSALS:
             self.refused.labels(why)
+        for outcome in FENCES:
+            self.fences.labels(outcome)
 
     def text(self) -> bytes:
         """The exposition format, version 0.0.4."""

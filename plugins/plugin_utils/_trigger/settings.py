@@ -11,11 +11,16 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import MAX_MESSAGE_BYTES, LabelMap, label_map
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import DEFAULT_URL
+
+POLICY_FILE = str(Path(__file__).parents[3] / "data" / "xid_policy.yml")
+FENCE_IN = ("source", "playbook")
 
 
 class BadArguments(RemediationError):
@@ -39,6 +44,15 @@ class Settings:
     batch_size: int = 200
     retry_seconds: float = 120.0
     max_body_bytes: int = MAX_MESSAGE_BYTES
+    client_seconds: float = 60.0
+    policy_file: str = POLICY_FILE
+    correlation_seconds: float = 15.0
+    fence_in: str = "playbook"
+    kubeconfig: Optional[str] = None
+    context: Optional[str] = None
+    prometheus_url: str = ""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    max_parallel_nodes: int = 5
 
     @classmethod
     def of(cls, args: Mapping[str, Any]) -> Settings:
@@ -54,6 +68,9 @@ class Settings:
             ("window_seconds", float, 0.0, 60.0),
             ("batch_size", int, 1, 10_000),
             ("retry_seconds", float, 1.0, 3600.0),
+            ("correlation_seconds", float, 0.0, 300.0),
+            ("max_parallel_nodes", int, 0, 10_000),
+            ("client_seconds", float, 1.0, 3600.0),
             ("max_body_bytes", int, 1024, MAX_MESSAGE_BYTES),
         ):
             if name in given:
@@ -61,7 +78,10 @@ class Settings:
         if bool(given.get("certfile")) != bool(given.get("keyfile")) or (given.get("cafile") and not given.get("certfile")):
             raise BadArguments("TLS needs certfile and keyfile; cafile, which asks clients for a certificate, needs both")
         label_map(given.get("alert_labels"))
-        return cls(**given)
+        Limits.of(given.get("limits"))
+        if given.get("fence_in", "playbook") not in FENCE_IN:
+            raise BadArguments("fence_in is one of %s" % ", ".join(FENCE_IN))
+        return cls(**{name: value for name, value in given.items() if value not in (None, "")})  # a rulebook cannot leave an argument out
 
     @property
     def labels(self) -> LabelMap:

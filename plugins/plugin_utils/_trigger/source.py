@@ -13,16 +13,20 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.correlation import domain_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import open_ledger
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import Policy, load_policy
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.batches import Batches
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.commits import Commits
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.connections import server_log
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.endpoint import Endpoint
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.fencer import Fencer
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.libraries import required, web
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.metrics import Metrics
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settings import Settings
@@ -30,16 +34,28 @@ from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settin
 _LOG = logging.getLogger("gpuops.remediation.alertmanager")
 _LOOK_SECONDS = 1.0  # how often the ledger is asked about rows that wait or were handed over
 _IDLE_SECONDS = 30.0  # and else: another source's rows, and commits whose answer was lost, are found too
+_STORM_SECONDS = 0.05  # for as long, what arrives is one reason to look
+_FENCE_ROWS = 500  # with one question to the ledger
 _LOST_SECONDS = 60.0  # Alertmanager posts a refused message every few seconds
 
 
 class Source:
-    def __init__(self, settings: Settings, ledger: Ledger, queue: asyncio.Queue[Any]) -> None:
+    def __init__(self, settings: Settings, ledger: Ledger, policy: Policy, queue: asyncio.Queue[Any]) -> None:
         self._settings, self._ledger, self._queue = settings, ledger, queue
         self._metrics = Metrics()
         self._commits = Commits(ledger.keep)
-        self._batches = Batches(settings.window_seconds, settings.batch_size, settings.retry_seconds)
-        self._endpoint = Endpoint(settings, self._metrics, self._commits.commit, self._received, self._lost)
+        self._batches = Batches(settings.window_seconds, settings.batch_size, settings.retry_seconds, settings.correlation_seconds)
+        self._endpoint = Endpoint(
+            settings,
+            self._metrics,
+            self._commits.commit,
+            self._received,
+            self._lost,
+            lambda alert: domain_of(alert.xid, policy) is not None,
+        )
+        self._fencer = Fencer(settings, ledger, policy) if settings.fence_in == "source" else None
+        self._unfenced: dict[int, Kept] = {}  # rows that wait for the fencer, or are with it; no run gets them before
+        self._to_fence = asyncio.Event()
         self._reconciles: list[str] = []  # that are to be asked for, by why
         self._asked: dict[str, float] = {}  # and when each was, last
         self._wake = asyncio.Event()
@@ -47,7 +63,13 @@ class Source:
     async def run(self) -> None:
         """Until it is cancelled."""
         await self._settle()
-        runner = web.AppRunner(self._endpoint.application(), access_log=None, shutdown_timeout=5)  # a log would quote headers
+        runner = web.AppRunner(
+            self._endpoint.application(),
+            access_log=None,  # it would quote headers
+            logger=server_log(_LOG.name + ".server"),
+            auto_decompress=False,  # Alertmanager compresses nothing, and what is not compressed cannot be broken or a bomb
+            shutdown_timeout=5,
+        )
         await runner.setup()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -55,13 +77,46 @@ class Source:
                 site = web.TCPSite(runner, self._settings.host, self._settings.port, ssl_context=self._settings.tls)
                 await site.start()
                 _LOG.info("listening on %s, path %s", runner.addresses, self._settings.path)
+                tasks.create_task(self._fence())
                 tasks.create_task(self._hand_on())
+                tasks.create_task(self._close_idle(runner))
         finally:
             await runner.cleanup()
 
-    def _received(self, rows: list[Kept]) -> None:
-        self._batches.add(rows, self._now())
-        self._wake.set()
+    async def _close_idle(self, runner: web.AppRunner) -> None:
+        while True:
+            await asyncio.sleep(min(5.0, self._settings.client_seconds / 2))
+            self._endpoint.connections.close_idle(runner.server.connections, self._now())
+
+    def _received(self, rows: Iterable[Kept]) -> None:
+        new = {
+            row.inbox_id: row for row in rows if row.due and row.inbox_id not in self._unfenced and not self._batches.knows(row.inbox_id)
+        }
+        if new and self._fencer:
+            self._unfenced.update(new)
+            self._to_fence.set()
+        elif new:
+            self._batches.add(new.values(), self._now())
+            self._wake.set()
+
+    async def _fence(self) -> None:
+        """Whoever arrives while some are being fenced goes with the next."""
+        while self._fencer:
+            await self._to_fence.wait()
+            rows = list(self._unfenced.values())[:_FENCE_ROWS]
+            try:
+                for outcome, count in (await asyncio.to_thread(self._fencer.fence, rows)).items():
+                    self._metrics.fences.labels(outcome).inc(count)
+            except RemediationError as error:
+                _LOG.warning("not fenced from here: %s", error)
+            except Exception:  # whatever it is, the run does it too
+                _LOG.exception("not fenced from here")
+            for row in rows:
+                del self._unfenced[row.inbox_id]
+            if not self._unfenced:
+                self._to_fence.clear()
+            self._batches.add(rows, self._now())
+            self._wake.set()
 
     async def _lost(self, why: str, text: str) -> None:
         """A message that cannot be kept may have held news: people are told once an hour, and a reconcile is asked for."""
@@ -99,12 +154,14 @@ class Source:
 
     async def _settle(self) -> None:
         asked = self._now()
-        undecided = await asyncio.to_thread(self._ledger.undecided)
+        waiting, oldest = await asyncio.to_thread(self._ledger.waiting)
         self._endpoint.readable = True
-        self._batches.settle({row.inbox_id for row in undecided}, asked, self._now())
-        self._batches.add(undecided, self._now())
-        self._metrics.undecided.set(len(undecided))
-        self._metrics.oldest = undecided[0].received_at.timestamp() if undecided else None
+        self._batches.settle(set(waiting), asked, self._now())
+        unknown = [inbox_id for inbox_id in waiting if inbox_id not in self._unfenced and not self._batches.knows(inbox_id)]
+        if unknown:
+            self._received(await asyncio.to_thread(self._ledger.undecided, unknown))
+        self._metrics.undecided.set(len(waiting))
+        self._metrics.oldest = oldest.timestamp() if oldest else None
 
     async def _rest(self) -> None:
         """Until something arrives, a window ends, or it is time to look again."""
@@ -117,6 +174,7 @@ class Source:
             seconds = _LOOK_SECONDS if ends is None else min(_LOOK_SECONDS, ends - self._now())
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wake.wait(), seconds)
+            await asyncio.sleep(_STORM_SECONDS)
 
     @staticmethod
     def _now() -> float:
@@ -131,8 +189,9 @@ def _event(**content: Any) -> dict[str, Any]:
 async def run(queue: asyncio.Queue[Any], args: Mapping[str, Any]) -> None:
     required()
     settings = Settings.of(args)
+    policy = load_policy(settings.policy_file)
     ledger = await asyncio.to_thread(open_ledger, settings.ledger_url)
     try:
-        await Source(settings, ledger, queue).run()
+        await Source(settings, ledger, policy, queue).run()
     finally:
         ledger.close()

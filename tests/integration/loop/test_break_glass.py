@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from datetime import timedelta
 
 import pytest
 from fleet import TAINT
@@ -152,4 +153,4 @@ def test_on_kubernetes(fleet):
 
 def slots(ledger):
     with ledger.read() as connection:
-        return ledger._slots(connection)
+        return ledger._slots(connection, ledger.now() - timedelta(hours=1))

@@ -52,7 +52,7 @@ def inbox_ids(answer):
 
 def test_an_event_names_rows_and_nothing_else(source, ledger):
     """S1, S2: whatever an alert says stays in the ledger, also of one that nobody can use."""
-    content = message("gpu-1", "gpu-2", pod=CANARY)
+    content = message("gpu-1", "gpu-2", pod=CANARY, xid="79")
     content["alerts"].append({"status": CANARY, "labels": {"node": CANARY}})
     ids = inbox_ids(source.post(content))
     event = source.events.get(timeout=10)

@@ -22,6 +22,7 @@ WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
 @dataclass(frozen=True)
 class Entry:
     time: str  # when it was received, ISO UTC
+    answered: str  # and answered
     user: str
     verb: str
     resource: str  # with its subresource: pods/eviction
@@ -70,6 +71,7 @@ def _entries(log: Path) -> Iterator[Entry]:
             target = event.get("objectRef", {})
             yield Entry(
                 time=event["requestReceivedTimestamp"],
+                answered=event["stageTimestamp"],
                 user=event.get("user", {}).get("username", ""),
                 verb=event["verb"],
                 resource="/".join(filter(None, (target.get("resource"), target.get("subresource")))),

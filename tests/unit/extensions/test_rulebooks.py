@@ -14,6 +14,7 @@ import yaml
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settings import Settings
 from ansible_rulebook.conf import settings
 from ansible_rulebook.rules_parser import parse_rule_sets
+from ansible_rulebook.util import substitute_variables
 from ansible_rulebook.validators import Validate
 from loop import REPOSITORY
 
@@ -53,6 +54,10 @@ def test_a_condition_that_means_nothing_is_found():
 
 
 def test_the_source_has_the_arguments_that_the_rulebook_gives():
+    """Rendered as ansible-rulebook does it; what nobody sets is the source's own default."""
     [source] = read(RULEBOOKS[0])[0]["sources"]
-    values = {**source[SOURCE], "tokens": "t", "port": 1, "window_seconds": 1, "batch_size": 1}
-    assert Settings.of({name: "" if "file" in name else value for name, value in values.items()}).tokens == ("t",)
+    rendered = substitute_variables(source[SOURCE], {"gpuops_trigger_tokens": ["t"]})
+    assert Settings.of(rendered) == Settings(("t",), 5055)
+    given = {"gpuops_trigger_tokens": ["t"], "gpuops_fence_in": "source", "gpuops_correlation": {"seconds": 20}, "gpuops_kubeconfig": "/k"}
+    settings = Settings.of(substitute_variables(source[SOURCE], given))
+    assert (settings.fence_in, settings.correlation_seconds, settings.kubeconfig) == ("source", 20.0, "/k")

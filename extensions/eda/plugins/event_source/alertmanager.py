@@ -59,10 +59,49 @@ options:
     description: After how long a row that was handed on and is not decided is handed on again.
     type: float
     default: 120
+  client_seconds:
+    description: How long a message may take to arrive, and a connection may be open without asking for anything; then it is closed.
+    type: float
+    default: 60
   max_body_bytes:
     description: Longer messages are refused, and a reconcile is asked for.
     type: int
     default: 16777216
+  correlation_seconds:
+    description:
+      - Alerts of an application, an NVLink or a fabric may be one fault of many nodes; they wait this long for the others, and leave with them. All
+        other alerts leave after O(window_seconds).
+    type: float
+    default: 15
+  policy_file:
+    description: The policy that says which alerts these are, and which are certain enough for a fence; by default the collection's own.
+    type: path
+  fence_in:
+    description:
+      - V(source) taints nodes for what the policy calls certain as soon as the alert is committed, which a playbook does seconds later. It opens
+        the incidents for that, knows the nodes by the last run's inventory, and goes by the same rules (mode, breaker, written ahead).
+      - V(playbook) leaves it to the run, as it is right without Kubernetes.
+    type: str
+    choices: [source, playbook]
+    default: playbook
+  kubeconfig:
+    description: With O(fence_in=source), how to reach the Kubernetes API; by default as for M(gpuops.remediation.node_taint).
+    type: path
+  context:
+    description: The context of O(kubeconfig).
+    type: str
+  prometheus_url:
+    description: With O(fence_in=source), the Prometheus that has to confirm a fence.
+    type: str
+    default: ""
+  limits:
+    description: With O(fence_in=source), seconds as for M(gpuops.remediation.incident).
+    type: dict
+    default: {}
+  max_parallel_nodes:
+    description: With O(fence_in=source), how many nodes the runs work on at once; further incidents wait, fenced.
+    type: int
+    default: 5
 """
 
 EXAMPLES = r"""

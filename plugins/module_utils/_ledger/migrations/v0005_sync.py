@@ -15,7 +15,7 @@ except ImportError:  # said by _ledger.database
     pass
 
 revision = "0005"
-down_revision = "0003"
+down_revision = "0004"
 branch_labels = None
 depends_on = None
 

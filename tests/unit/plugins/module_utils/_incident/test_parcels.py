@@ -5,13 +5,18 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 
 import pytest
 from alerts import recorded, rewritten
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import judge_all, parse_message
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import GROUP_KINDS, MAX_DEPTH, judge_all, parse_message
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from ledgers import NOON
+from messages import bodies, messages, turned
 
 
 def message(*nodes, starts_at=NOON, **more):
@@ -94,3 +99,94 @@ def test_each_alert_s_own_status_counts(statuses, firing):
         for alert, status in zip(content["alerts"], statuses):
             alert["status"] = status
         assert {parcel.node: parcel.firing for parcel in cut(content)} == firing
+
+
+def test_patient_is_what_has_nothing_urgent_in_it():
+    """A node's parcel waits for others only if each of its alerts does; one that cannot be judged, or has ended, does not."""
+
+    def patient(*alerts):
+        [parcel] = parcels(json.dumps({"version": "4", "alerts": list(alerts)}).encode(), is_patient=lambda alert: alert.xid == 74)
+        return parcel.patient
+
+    link, lost = (message("gpu-1")["alerts"][0] | {"fingerprint": f * 16} for f in "ab")
+    link, lost = ({**one, "annotations": {"xid": xid}} for one, xid in ((link, "74"), (lost, "79")))
+    assert (patient(link), patient(lost), patient(link, lost), patient({**link, "status": "resolved"})) == (True, False, False, False)
+
+
+@given(st.binary(max_size=200) | bodies())
+@example(b'{"version": "4", "alerts": [' + b"9" * 5000 + b"]}")
+@example(b'{"version": "4", "alerts": [], "truncatedAlerts": ' + b"9" * 4300 + b"}")
+def test_any_bytes_are_a_message_or_none(body):
+    """Never another exception: the endpoint would answer 500, and Alertmanager post it for ever."""
+    try:
+        found = parcels(body)
+    except BadMessage:
+        return
+    assert all(re.fullmatch("[0-9a-f]{64}", parcel.digest) for parcel in found)
+
+
+def contents(alerts):
+    return sorted(json.dumps(alert, sort_keys=True) for alert in alerts)
+
+
+@given(messages())
+@settings(max_examples=200)
+def test_every_alert_ends_in_exactly_one_parcel(content):
+    found = cut(content)
+    assert len({parcel.node for parcel in found}) == len(found)
+    parts = [parse_message(parcel.body) for parcel in found]
+    assert contents(alert for part in parts for alert in part.alerts) == contents(content["alerts"])
+    for parcel, part in zip(found, parts):
+        assert {judged.alert.node if judged.alert else None for judged in judge_all(part)} <= {parcel.node}
+    whole = parse_message(json.dumps(content).encode())
+    assert sum(part.truncated for part in parts) == whole.truncated
+
+
+@given(messages(), st.randoms(use_true_random=False))
+def test_the_order_of_alerts_and_keys_makes_no_other_delivery(content, random):
+    """What was left out included: it belongs to the same part each time."""
+    other = turned(content)
+    random.shuffle(other["alerts"])
+    assert {parcel.node: parcel.digest for parcel in cut(content)} == {parcel.node: parcel.digest for parcel in cut(other)}
+
+
+BELIEVED = {
+    "fingerprint": r"[0-9a-f]{8,64}",
+    "status": "firing|resolved",
+    "starts_at": r"2[01]\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z",
+    "node": r"[A-Za-z0-9._-]{1,253}",
+    "name": r"[A-Za-z0-9_.-]{1,128}|None",
+    "gpu_uuid": r"(GPU|MIG)-[0-9a-fA-F-]{36}|None",
+    "pci_bus_id": r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]|None",
+    "gpu_index": r"\d{1,4}|None",
+    "gi": r"\d{1,4}|None",
+    "xid": r"\d{1,4}|None",
+    "hint": r"True|False",
+    **dict.fromkeys(GROUP_KINDS, r"[A-Za-z0-9._:/-]{1,128}"),
+}
+
+
+@given(messages())
+@settings(max_examples=200)
+def test_what_is_believed_has_the_shape_of_what_it_names(content):
+    """S1"""
+    for judged in judge_all(parse_message(json.dumps(content).encode())):
+        record = judged.alert.record() if judged.alert else {"groups": {}}
+        record.update(record.pop("groups"))
+        assert all(re.fullmatch(BELIEVED[name], str(value), re.ASCII) for name, value in record.items())
+
+
+def from_below(frames, call):
+    return call() if frames == 0 else from_below(frames - 1, call)
+
+
+@pytest.mark.parametrize("nested", [MAX_DEPTH - 2, MAX_DEPTH - 1, 500, 900, 100_000])
+def test_depth_is_judged_alike_by_every_caller(nested):
+    """The run's stack is deeper than the event source's: what one of them takes, the other has to read."""
+    body = b'{"version": "4", "alerts": [' + b"[" * nested + b"]" * nested + b"]}"
+    for frames in (0, sys.getrecursionlimit() // 2):
+        if nested + 2 <= MAX_DEPTH:
+            assert len(from_below(frames, lambda: parcels(body))) == 1
+        else:
+            with pytest.raises(BadMessage):
+                from_below(frames, lambda: parcels(body))

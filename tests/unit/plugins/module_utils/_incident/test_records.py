@@ -22,3 +22,7 @@ def test_an_open_incident_says_what_to_type_next(state, verdict):
     assert command.startswith("ansible-playbook gpuops.remediation.") == (
         state not in ("no_action", "fence_lifted", "cancelled_by_human", "released")
     )
+
+
+def test_a_groups_incident_is_released_by_who_has_looked():
+    assert "release" in next_command({"kind": "group", "state": "held_for_human", "id": "i1", "verdict": None})

@@ -234,3 +234,32 @@ def test_a_ledger_that_breaks_later(ledger, url):
         connection.execute("DROP TABLE settings")
     with pytest.raises(LedgerUnavailable, match="no such table"):
         ledger.set_mode("act", "jane", "why")
+
+
+def test_together_is_one_transaction(ledger, url):
+    """Another reader sees all of it or nothing, and a part that raises takes only itself back."""
+    other = Ledger.open(url)
+
+    def refused():
+        with ledger.write() as connection:
+            ledger._set(connection, "part", 1, "jane", "why")
+            raise ValueError
+
+    with ledger.together():
+        ledger.set_mode("act", "jane", "why")
+        with pytest.raises(ValueError):
+            refused()
+        with ledger.together():
+            assert ledger.mode() == "act"
+        ledger.notify("key", "topic", {})
+        assert other.mode() == "observe"
+    assert (other.mode(), [one["name"] for one in other.settings_history() if one["name"] != "controller"]) == ("act", ["mode"])
+    assert [one["topic"] for one in other.claim_notifications()] == ["topic"]
+    other.close()
+
+
+def test_together_that_fails_leaves_nothing(ledger):
+    with pytest.raises(ValueError), ledger.together():
+        ledger.set_mode("act", "jane", "why")
+        raise ValueError
+    assert ledger.mode() == "observe"

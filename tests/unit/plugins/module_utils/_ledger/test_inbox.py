@@ -4,12 +4,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
 from alerts import recorded, rewritten
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import judge_all, parse_message
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+from hypothesis import given, settings
 from ledgers import GPU, NOON
+from messages import messages
 
 INVENTORY = {"gpu-0": {"host": "h0", "uid": "uid-0", "groups": {"rack": "r1"}}, "gpu-1": {"host": "h1", "uid": "uid-1"}}
 CANARY = "{{ lookup('pipe', 'id') }}"
@@ -124,3 +130,25 @@ def test_people_are_told_what_a_message_did_not_say(ledger):
     told = [(one["topic"], one["payload"]["reason"]) for one in ledger.overview()["unsent"]]
     assert told[0][0] == "message_unreadable" and "not JSON" in told[0][1]
     assert told[1] == ("message_truncated", "Alertmanager left 1 alerts out of the message")
+
+
+@functools.cache
+def one_ledger():
+    return Ledger.open("sqlite://")
+
+
+@given(messages())
+@settings(max_examples=60)
+def test_every_alert_is_decided(content):
+    """Whatever stands in it, each alert has an incident, is held, or is ignored for a reason, and no row is left."""
+    ledger = one_ledger()
+    message = json.dumps(content).encode()
+    rows = ledger.keep([(parcel, "tests") for parcel in parcels(message)])
+    result = ledger.open_from_inbox([row.inbox_id for row in rows], INVENTORY)
+    said = {one["fingerprint"] for one in [*result["held"], *result["ignored"]]}
+    opened = {one["node"] for one in result["incidents"]}
+    assert all(
+        judged.fingerprint in said or (judged.alert is not None and judged.alert.node in opened)
+        for judged in judge_all(parse_message(message))
+    )
+    assert ledger.undecided() == []

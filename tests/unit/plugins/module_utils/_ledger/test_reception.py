@@ -5,11 +5,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
+import sqlalchemy as sa
 from alerts import recorded, rewritten
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import INBOX
 from ledgers import NOON
+from sqlalchemy.exc import IntegrityError
 
 
 def arrivals(*nodes):
@@ -57,8 +61,9 @@ def test_a_held_alert_is_judged_again(ledger, clock):
 
 
 def test_all_or_none(ledger):
-    with pytest.raises(AttributeError):
-        ledger.keep([*arrivals("gpu-1"), (None, "nowhere")])
+    [(parcel, source)] = arrivals("gpu-2")
+    with pytest.raises(IntegrityError):
+        ledger.keep([*arrivals("gpu-1"), (replace(parcel, body=None), source)])
     assert ledger.undecided() == []
 
 
@@ -66,6 +71,36 @@ def test_the_same_twice_in_one_commit(ledger):
     """As the two Alertmanagers of a pair send it."""
     first, second = ledger.keep([*arrivals("gpu-1"), *arrivals("gpu-1")])
     assert (second.inbox_id, second.repeat) == (first.inbox_id, True)
+
+
+def test_a_storm_in_one_commit(ledger):
+    """More rows than one statement takes: each is there once, in the order of the arrivals, and every delivery is counted."""
+    nodes = [f"gpu-{number}" for number in range(1100)]
+    first = ledger.keep(arrivals(*nodes, "gpu-7"))
+    assert [row.node for row in first] == [*nodes, "gpu-7"]
+    assert (first[-1].inbox_id, first[-1].repeat) == (first[7].inbox_id, True)
+    assert ledger.waiting() == ([row.inbox_id for row in first[:-1]], NOON)
+    again = ledger.keep(arrivals(*nodes, "new"))
+    assert [row.inbox_id for row in again[:-1]] == [row.inbox_id for row in first[:-1]]
+    assert [row.repeat for row in again] == [True] * 1100 + [False]
+    assert [row.node for row in ledger.undecided([first[7].inbox_id, again[-1].inbox_id])] == ["gpu-7", "new"]
+    with ledger.read() as connection:
+        counted = dict(connection.execute(sa.select(INBOX.c.node, INBOX.c.deliveries)).all())
+    assert (counted["gpu-7"], counted["gpu-8"], counted["new"]) == (3, 2, 1)
+
+
+def test_some_of_many_may_be_decided_otherwise(ledger, clock):
+    """Each for a reason of its own: held, or decided before the mode was set."""
+    held, old, new = (ledger.keep(arrivals(node))[0].inbox_id for node in ("gpu-9", "gpu-1", "gpu-2"))
+    inventory = {f"gpu-{number}": {"host": "h", "uid": "u%d" % number} for number in (1, 2)}
+    ledger.open_from_inbox([held, old], inventory)
+    clock.on(600)
+    assert [row.due for row in ledger.keep(arrivals("gpu-9", "gpu-1", "gpu-2"))] == [True, False, True]
+    ledger.open_from_inbox([held], inventory)
+    ledger.set_mode("act", "jane", "the trial week is over")
+    clock.on(1)
+    ledger.open_from_inbox([new], inventory)
+    assert [row.due for row in ledger.keep(arrivals("gpu-9", "gpu-1", "gpu-2"))] == [False, True, False]
 
 
 def test_busy_nodes(ledger, clock):

@@ -10,8 +10,8 @@ from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.batche
 from ledgers import NOON
 
 
-def row(inbox_id, node="gpu-1", due=True):
-    return Kept(inbox_id, node, True, NOON, due)
+def row(inbox_id, node="gpu-1", due=True, patient=False):
+    return Kept(inbox_id, node, True, NOON, patient, due)
 
 
 def taken(batches, busy_nodes, now):
@@ -20,7 +20,7 @@ def taken(batches, busy_nodes, now):
 
 @pytest.fixture
 def batches():
-    return Batches(window_seconds=0.5, size=3, retry_seconds=60)
+    return Batches(window_seconds=0.5, size=3, retry_seconds=60, patience_seconds=15)
 
 
 def test_what_arrives_within_the_window_leaves_together(batches):
@@ -96,3 +96,25 @@ def test_neither_twice_nor_when_decided(batches):
     assert (taken(batches, [], 13.0), batches.waiting, batches.idle) == ([], 0, False)
     batches.settle(set(), 13.0, 13.0)
     assert batches.idle
+
+
+def test_patient_rows_wait_for_each_other_and_keep_nobody_waiting(batches):
+    batches.add([row(1, "a", patient=True)], 10.0)
+    batches.add([row(2, "b")], 12.0)
+    batches.add([row(3, "c", patient=True)], 20.0)
+    assert (batches.next_look(12.1), taken(batches, [], 12.5)) == (12.5, [2])
+    assert (batches.next_look(12.5), taken(batches, [], 24.9), taken(batches, [], 25.0)) == (25.0, [], [1, 3])
+
+
+def test_a_patient_row_that_nobody_decided_has_waited_enough(batches):
+    batches.add([row(1, patient=True)], 0.0)
+    assert taken(batches, [], 15.0) == [1]
+    batches.settle({1}, 75.0, 75.0)
+    assert taken(batches, [], 75.0) == [1]
+
+
+def test_what_is_known_is_waiting_or_handed_over(batches):
+    batches.add([row(1)], 0.0)
+    assert (batches.knows(1), batches.knows(2), taken(batches, [], 1.0), batches.knows(1)) == (True, False, [1], True)
+    batches.settle(set(), 2.0, 2.0)
+    assert not batches.knows(1)

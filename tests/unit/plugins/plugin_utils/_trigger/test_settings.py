@@ -39,6 +39,9 @@ def test_secrets_are_not_shown():
         ({"cafile": "c"}, "TLS needs"),
         ({"alert_labels": {"nod": "x"}}, "alert_labels has no nod"),
         ({"hots": "0.0.0.0"}, "no argument hots"),
+        ({"fence_in": "both"}, "fence_in is one of source, playbook"),
+        ({"limits": {"isolat_seconds": 1}}, "no limit isolat_seconds"),
+        ({"correlation_seconds": 301}, "correlation_seconds"),
     ],
 )
 def test_what_is_wrong_is_said(args, text):

@@ -1,0 +1,142 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""Fences: many nodes tainted for new incidents at once.
+
+The ledger is asked about all of them in one transaction and told of all in another; between these the nodes are written side by side. A node
+that is not so plain (tainted already, refused by mode or breaker, written by somebody else meanwhile, with two incidents; and any in check mode)
+goes the long way of a taint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Outcome
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube import permit as permits
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.client import CONNECTIONS, KubeApi, node_path
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter, result_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import (
+    Node,
+    Taint,
+    Want,
+    parse_node,
+    patch_of,
+    plan,
+    spot_of,
+    wanted,
+)
+from ansible_collections.gpuops.remediation.plugins.module_utils._names import TAINT_EFFECT, TAINT_KEY, TAINT_VALUE
+
+TAINT: Taint = {"key": TAINT_KEY, "value": TAINT_VALUE, "effect": TAINT_EFFECT}
+PART = "taint/" + spot_of(TAINT)
+_FEW = 2 * CONNECTIONS  # as many nodes are read one by one; for more the whole list is cheaper
+
+
+class Ledger(permits.Ledger, Protocol):
+    def grant(self, wants: Mapping[str, tuple[str, str, Mapping[str, Any]]], wanted: Any) -> Mapping[str, permits.Change]: ...
+
+    def all_applied(self, changes: Iterable[Any], after: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Fence:
+    """A node that one new incident wants fenced."""
+
+    node: str
+    uid: str
+    incident_id: str
+    groups: Mapping[str, Any]
+
+
+@dataclass
+class _Work:
+    """What is known of one fence on its way."""
+
+    fence: Fence
+    permit: permits.Permit
+    before: Node | None = None
+    after: Node | None = None
+
+    @property
+    def want(self) -> Want:
+        return Want({spot_of(TAINT): TAINT}, {self.fence.incident_id: True})
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing of it is there yet, and it is the node that was meant: all else is for the long way to see and to name."""
+        node = self.before
+        return node is not None and node.uid == self.fence.uid and node.managed and node.taint(spot_of(TAINT)) is None
+
+    @property
+    def target(self) -> str:
+        return permits.target_of(self.fence.node, PART)
+
+    def outcome(self) -> Outcome[Node]:
+        assert self.before and self.after
+        return Outcome(self.before, self.after, plan(self.before, self.want))
+
+
+def fence_all(api: KubeApi, ledger: Ledger, fences: Sequence[Fence], deadline: Deadline, check_mode: bool = False) -> list[dict[str, Any]]:
+    """A result for each, in their order, as node_taint gives it: one node's trouble is its own."""
+    works = [_Work(one, permits.Permit(one.node, permits.Incident(one.incident_id, ledger, one.groups))) for one in fences]
+    with ThreadPoolExecutor(max_workers=CONNECTIONS) as pool:
+        if not check_mode:
+            one_a_node = _first_of_each_node(works)
+            _read(api, one_a_node, pool, deadline)
+            plain = {work.fence.incident_id: work for work in one_a_node if work.is_plain}
+            granted = ledger.grant({name: (work.fence.node, work.target, work.fence.groups) for name, work in plain.items()}, dict(TAINT))
+            list(pool.map(lambda name: _write(api, plain[name], deadline), granted))
+            ledger.all_applied([granted[name] for name in granted if plain[name].after], dict(TAINT))
+
+        def result(work: _Work) -> dict[str, Any]:
+            if work.after:
+                return result_of(work.fence.node, work.outcome)
+            writer = NodeWriter(api, work.permit, deadline, work.fence.uid, check_mode)
+            return result_of(work.fence.node, lambda: writer.present([TAINT]))
+
+        return list(pool.map(result, works))
+
+
+def _first_of_each_node(works: Sequence[_Work]) -> list[_Work]:
+    """Two writes of one node would only meet each other."""
+    first: dict[str, _Work] = {}
+    for work in works:
+        first.setdefault(work.fence.node, work)
+    return list(first.values())
+
+
+def _read(api: KubeApi, works: Sequence[_Work], pool: ThreadPoolExecutor, deadline: Deadline) -> None:
+    """What each node is now; one that cannot be read is left to the long way, which says why."""
+
+    def read(work: _Work) -> None:
+        with contextlib.suppress(RemediationError):
+            work.before = parse_node(api.request("GET", node_path(work.fence.node), deadline))
+
+    if len(works) <= _FEW:
+        list(pool.map(read, works))
+        return
+    with contextlib.suppress(RemediationError):
+        listed = {
+            node.name: node
+            for node in map(parse_node, api.request("GET", "/api/v1/nodes", deadline, query={"resourceVersion": "0"})["items"])
+        }
+        for work in works:
+            work.before = listed.get(work.fence.node)
+
+
+def _write(api: KubeApi, work: _Work, deadline: Deadline) -> None:
+    """The API's answer is the node as it stands after the write; without one, the long way finds out."""
+    assert work.before
+    with contextlib.suppress(RemediationError):
+        patch = patch_of(work.before, wanted(work.before, work.want))
+        work.after = parse_node(api.request("PATCH", node_path(work.fence.node), deadline, patch))

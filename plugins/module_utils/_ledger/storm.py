@@ -1,0 +1,184 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""What the ledger does for many nodes at once, where each of them is plain: nothing is known that could change the answer.
+
+Each method takes the plain ones of what it is given, in one transaction and a few statements, and leaves all others to the methods that look at
+one at a time and know every case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Alert
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arrivals import Arrived, How
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.breaker import Slot, groups_of, in_window, overfull
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import LIVE_STATES
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import TAINT, allows
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Want, from_alert, place_with
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.changes import Change, Changes
+
+try:
+    import sqlalchemy as sa
+    from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import (
+        ALERTS,
+        CHANGES,
+        INCIDENTS,
+        OWNERS,
+        SLOTS,
+        STAGES,
+    )
+except ImportError:  # said by _ledger.database
+    pass
+
+Records = list[dict[str, Any]]
+
+
+class Storm(Changes):
+    def open_plain(self, arrived: Sequence[tuple[Arrived, Alert]], how: How) -> tuple[Records, list[tuple[Arrived, Alert]]]:
+        """The new incidents of alerts that nobody has heard of, on managed nodes that never had an incident, one a node; and the other alerts."""
+        wants = [(one, alert, from_alert(place_with(how.inventory, alert), alert, one.received_at)) for one, alert in arrived]
+        with self.write() as connection:
+            known = self._known(connection, [want for _one, _alert, want in wants])
+            plain: list[Want] = []
+            rest: list[tuple[Arrived, Alert]] = []
+            for one, alert, want in wants:
+                names = {want.place.uid, want.place.node, alert.fingerprint}
+                if names & known or not want.place.managed or alert.status != "firing" or self.check_mode:
+                    rest.append((one, alert))
+                else:
+                    plain.append(want)
+                known |= names
+            return self._open_new(connection, plain, how) if plain else [], rest
+
+    @staticmethod
+    def _known(connection: sa.Connection, wants: Sequence[Want]) -> set[str]:
+        """The nodes, by UID and by name, that have or had an incident, and the fingerprints that were seen."""
+        uids, nodes = {want.place.uid for want in wants}, {want.place.node for want in wants}
+        prints = {want.alert.fingerprint for want in wants if want.alert}
+        rows = sa.select(INCIDENTS.c.node_uid, INCIDENTS.c.node).where(sa.or_(INCIDENTS.c.node_uid.in_(uids), INCIDENTS.c.node.in_(nodes)))
+        known = {name for row in connection.execute(rows) for name in row}
+        return known | set(connection.execute(sa.select(ALERTS.c.fingerprint).where(ALERTS.c.fingerprint.in_(prints))).scalars())
+
+    def _open_new(self, connection: sa.Connection, wants: Sequence[Want], how: How) -> Records:
+        rows, mode = [], self._mode(connection)
+        room = how.max_running - self._running(connection) if how.max_running else len(wants)
+        for number, want in enumerate(wants):
+            rows.append(self._new(want, how.limits, mode, "running" if number < room else "fenced_waiting"))
+        connection.execute(sa.insert(INCIDENTS), rows)
+        alerts = [(want.alert, want.received_at, row["id"]) for want, row in zip(wants, rows) if want.alert]
+        connection.execute(
+            sa.insert(ALERTS),
+            [
+                {
+                    "fingerprint": alert.fingerprint,
+                    "starts_at": alert.starts_at,
+                    "status": alert.status,
+                    "received_at": received_at,
+                    "deliveries": 1,
+                    "facts": alert.record(),
+                    "incident_id": incident_id,
+                }
+                for alert, received_at, incident_id in alerts
+            ],
+        )
+        if room < len(wants):
+            self._tell_of_waiting(connection)
+        stored = sa.select(INCIDENTS).where(INCIDENTS.c.id.in_([row["id"] for row in rows]))
+        by_id = {row.id: row for row in connection.execute(stored)}
+        return [self._record_of(by_id[row["id"]], (), found=False) for row in rows]
+
+    def grant(self, wants: Mapping[str, tuple[str, str, Mapping[str, Any]]], wanted: Any) -> dict[str, Change]:
+        """Taints that are allowed, counted and on record now, by incident: of those in `wants` (node, target, groups) where nothing stands yet.
+
+        The breaker's limit is never passed: who would trip it is left out, and trips it when asked for alone.
+        """
+        with self.write() as connection:
+            if self.check_mode or not allows(self._mode(connection), TAINT) or self._tripped(connection) is not None:
+                return {}
+            live = sa.select(INCIDENTS.c.id).where(INCIDENTS.c.id.in_(wants), INCIDENTS.c.state.in_(LIVE_STATES))
+            targets = [target for _node, target, _groups in wants.values()]
+            taken = set(connection.execute(sa.select(CHANGES.c.open_target).where(CHANGES.c.open_target.in_(targets))).scalars())
+            may = set(connection.execute(live).scalars())
+            granted = {name: want for name, want in wants.items() if name in may and want[1] not in taken}
+            granted = self._slots_for(connection, granted)
+            now = self.now()
+            rows = [
+                {
+                    "target": target,
+                    "open_target": target,
+                    "incident_id": incident_id,
+                    "before": None,
+                    "wanted": wanted,
+                    "status": "intended",
+                    "intended_at": now,
+                }
+                for incident_id, (_node, target, _groups) in granted.items()
+            ]
+            if not rows:
+                return {}
+            connection.execute(sa.insert(CHANGES), rows)
+            made = sa.select(CHANGES).where(CHANGES.c.open_target.in_([row["target"] for row in rows]))
+            changes = {row.incident_id: self._change_of(row, [row.incident_id]) for row in connection.execute(made)}
+            owners = [{"change_id": change.id, "incident_id": incident_id, "since": now} for incident_id, change in changes.items()]
+            connection.execute(sa.insert(OWNERS), owners)
+            return changes
+
+    def _slots_for(self, connection: sa.Connection, wants: Mapping[str, tuple[str, str, Mapping[str, Any]]]) -> dict[str, Any]:
+        now, rule, granted, new = self.now(), self._rule(connection), {}, []
+        since = now - timedelta(seconds=rule.window_seconds)
+        slots = in_window(self._slots(connection, since), now, rule, self._reset_at(connection))
+        have = {slot.node for slot in slots}
+        for incident_id, (node, target, groups) in wants.items():
+            counted = groups_of(groups)
+            if node not in have:
+                if overfull(slots, node, counted, rule):
+                    continue
+                slots.append(Slot(node, now, counted))
+                have.add(node)
+                new.append({"node": node, "incident_id": incident_id, "groups": [asdict(group) for group in counted], "taken_at": now})
+            granted[incident_id] = (node, target, groups)
+        if new:
+            connection.execute(sa.insert(SLOTS), new)
+        return granted
+
+    def all_applied(self, changes: Iterable[Change], after: Any) -> None:
+        """These changes were made, read back, and all look alike."""
+        ids = [change.id for change in changes]
+        made = (CHANGES.c.id.in_(ids), CHANGES.c.open_target.is_not(None), CHANGES.c.status == "intended")
+        with self.write() as connection:
+            connection.execute(sa.update(CHANGES).where(*made).values(status="applied", after=after, applied_at=self.now()))
+
+    def detected(self, told: Mapping[str, tuple[Mapping[str, Any], str]]) -> None:
+        """What was weighed before anybody looked at the node, and in words why, as the stage that it is."""
+        with self.write() as connection:
+            now = self.now()
+            have = sa.select(STAGES.c.incident_id).join(INCIDENTS, STAGES.c.incident_id == INCIDENTS.c.id)
+            have = have.where(STAGES.c.incident_id.in_(told), STAGES.c.round == INCIDENTS.c.round, STAGES.c.name == "detect")
+            done = set(connection.execute(have).scalars())
+            rounds = sa.select(INCIDENTS.c.id, INCIDENTS.c.round, INCIDENTS.c.received_at).where(INCIDENTS.c.id.in_(told))
+            rows = [
+                {
+                    "incident_id": row.id,
+                    "round": row.round,
+                    "name": "detect",
+                    "state": "finished",
+                    "attempts": 1,
+                    "outcome": "ok",
+                    "reason": told[row.id][1],
+                    "data": dict(told[row.id][0]),
+                    "started_at": row.received_at,
+                    "finished_at": now,
+                }
+                for row in connection.execute(rounds)
+                if row.id not in done
+            ]
+            if rows:
+                connection.execute(sa.insert(STAGES), rows)

@@ -1,0 +1,51 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this plugin util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""The fence in the source itself: Ansible needs two seconds to start, and this is done by then."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Optional
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.fence import certain_alone, fence
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.prometheus import Prometheus
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arrivals import How
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import TAINT, allows
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.client import KubeApi, connect
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import Policy
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settings import Settings
+
+DEADLINE_SECONDS = 5.0  # then the run goes on, whose taint stage has time to try again
+PROMETHEUS_SECONDS = 2.0
+
+
+class Fencer:
+    """Blocks, so it runs in a thread of its own. It opens incidents only for what the policy calls certain; all else is left to the run."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, policy: Policy) -> None:
+        self._settings, self._ledger, self._policy = settings, ledger, policy
+        self._limits = Limits.of(settings.limits)
+        self._prometheus = Prometheus(settings.prometheus_url, PROMETHEUS_SECONDS) if settings.prometheus_url else None
+        self._api: Optional[KubeApi] = None
+
+    def fence(self, rows: Sequence[Kept]) -> Counter[str]:
+        """How many incidents came out how: fenced, not_confirmed or failed."""
+        firing = [row.inbox_id for row in rows if row.firing and not row.patient and row.node]
+        if not firing or not allows(self._ledger.mode(), TAINT):
+            return Counter()
+        how = How(self._ledger.nodes(), self._settings.labels, self._limits, self._settings.max_parallel_nodes)
+        incidents = self._ledger.open_some(firing, how, lambda alert: certain_alone(alert.record(), self._policy) is not None)
+        if not incidents:
+            return Counter()
+        self._api = self._api or connect(self._settings.kubeconfig, self._settings.context, DEADLINE_SECONDS)
+        told = fence(self._ledger, self._api, self._policy, incidents, self._prometheus, Deadline(DEADLINE_SECONDS))
+        return Counter("fenced" if one["fenced"] else "failed" if one["error_kind"] else "not_confirmed" for one in told)

@@ -1,0 +1,99 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The fence in the event source, on a real control plane: before any playbook starts, and under the same rules."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cluster.objects import wait_until
+from fleet import TAINT, Fleet
+from ports import free_port
+from trigger import Rulebook, Source
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def fleet(cluster, tmp_path):
+    with Fleet(tmp_path / "controller", cluster) as made:
+        made.gpu_nodes("gpu-1", "gpu-2")
+        made.set("act")
+        nodes = {name: made.objects.node(name)["metadata"]["uid"] for name in ("gpu-1", "gpu-2")}
+        made.ledger(write=True).keep_nodes({name: {"host": name, "uid": uid, "groups": {"fleet": 2}} for name, uid in nodes.items()})
+        yield made
+
+
+@pytest.fixture
+def source(fleet, tmp_path):
+    def make(**args):
+        return Source(tmp_path, fleet.ledger_url, fence_in="source", kubeconfig=str(fleet.cluster.kubeconfig), window_seconds=0.1, **args)
+
+    return make
+
+
+def posted(source, *alerts):
+    ids = []
+    for alert in alerts:
+        status, body = source.post(alert.read_bytes())
+        assert status == 200, body
+        ids += json.loads(body)["inbox_ids"]
+    return ids
+
+
+def test_fenced_before_any_run_and_lifted_by_the_node(fleet, source):
+    """The row is handed on when the fence stands. An application's fault waits for others of its kind, and is never fenced."""
+    lost, crash = fleet.alert("gpu-1", 0, 79), fleet.alert("gpu-2", 0, 13)
+    with source(correlation_seconds=3).running() as running:
+        ids = posted(running, crash, lost)
+        assert running.handed_on(1) == ids[1:]
+        assert (fleet.objects.taints("gpu-1"), fleet.objects.taints("gpu-2")) == ([TAINT], [])
+        assert running.handed_on(1) == ids[:1]
+        assert running.metric('gpuops_trigger_fences_total{outcome="fenced"}') == 1
+    [incident] = fleet.incidents()
+    assert (incident["node"], incident["state"], fleet.incidents_on("gpu-1")) == ("gpu-1", "running", [incident["id"]])
+    run = fleet.remediate(inbox_ids=ids)
+    assert run.ok, run.output
+    assert fleet.ended()[("gpu-1", fleet.uuid("gpu-1", 0))] == "fence_lifted", run.output
+    assert (fleet.objects.taints("gpu-1"), [entry.name for entry in fleet.writes("nodes")]) == ([], ["gpu-1", "gpu-1"])
+
+
+def test_prometheus_that_is_configured_has_to_confirm(fleet, source):
+    """Down, its evidence is missing, the record says so, and the row goes on to the node."""
+    with source(prometheus_url=f"http://127.0.0.1:{free_port()}").running() as running:
+        ids = posted(running, fleet.alert("gpu-1", 0, 79))
+        assert running.handed_on(1) == ids
+        assert running.metric('gpuops_trigger_fences_total{outcome="not_confirmed"}') == 1
+    assert fleet.writes("nodes") == []
+    [incident] = fleet.incidents()
+    assert "Prometheus" in incident["timeline"][0]["reason"] and incident["timeline"][0]["data"]["witness"] == "missing"
+
+
+def test_an_api_that_hangs_holds_no_row(fleet, source):
+    api = fleet.cluster["kube-apiserver"]
+    alert = fleet.alert("gpu-1", 0, 79)
+    with source().running() as running:
+        api.pause()
+        try:
+            ids = posted(running, alert)
+            assert running.handed_on(1, seconds=60) == ids
+        finally:
+            api.resume()
+        assert running.metric('gpuops_trigger_fences_total{outcome="failed"}') == 1
+
+
+def test_through_the_rulebook(fleet):
+    """The run finds the fence, the node confirms it, and the taint was written once."""
+    fleet.nodes["gpu-1"].xid(0, 79)
+    fleet.nodes["gpu-1"].lost(0)
+    with Rulebook(fleet, gpuops_fence_in="source", gpuops_kubeconfig=str(fleet.cluster.kubeconfig)).running() as rulebook:
+        rulebook.post(fleet.alert("gpu-1", 0, 79))
+        wait_until(lambda: fleet.writes("nodes"), "the fence", 30)
+        assert "PLAY" not in rulebook.log.read_text()
+        wait_until(lambda: set(fleet.ended().values()) == {"contained"}, "the incident's end", 200)
+    [incident] = fleet.incidents()
+    assert [stage["stage"] for stage in incident["timeline"]][:2] == ["detect", "diagnose"]
+    assert (len(fleet.writes("nodes")), fleet.objects.taints("gpu-1")) == (1, [TAINT])
