@@ -21,6 +21,7 @@ extends_documentation_fragment:
   - gpuops.remediation.attributes
   - gpuops.remediation.kubernetes
   - gpuops.remediation.ledger
+  - gpuops.remediation.prometheus
 attributes:
   check_mode:
     support: full
@@ -33,7 +34,6 @@ attributes:
 requirements:
   - PyYAML
   - jsonschema
-  - prometheus-api-client, with O(prometheus_url)
 options:
   incidents:
     description: The incidents, as M(gpuops.remediation.incident) returns them.
@@ -44,10 +44,6 @@ options:
     description: The policy, a YAML file. The collection ships it as C(data/xid_policy.yml).
     type: path
     required: true
-  prometheus_url:
-    description: The second witness.
-    type: str
-    default: ""
   deadline_seconds:
     description: How long all of it may take, including everything that is tried again.
     type: float
@@ -92,8 +88,8 @@ weighed:
       type: str
 """
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.argspec import PROMETHEUS_SPEC, prometheus_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.fence import fence
-from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.prometheus import Prometheus
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.access import api_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.argspec import CONNECTION_SPEC
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
@@ -105,22 +101,21 @@ SPEC = {
     "argument_spec": {
         **CONNECTION_SPEC,
         **LEDGER_SPEC,
+        **PROMETHEUS_SPEC,
         "incidents": {"type": "list", "elements": "dict", "required": True},
         "policy_file": {"type": "path", "required": True},
-        "prometheus_url": {"default": ""},
         "deadline_seconds": {"type": "float", "default": 30.0},
     },
 }
 
 
 def run(params, check_mode):
-    prometheus = Prometheus(params["prometheus_url"]) if params["prometheus_url"] else None
     weighed = fence(
         open_ledger(params["ledger_url"], check_mode),
         api_of(params),
         load_policy(params["policy_file"]),
         params["incidents"],
-        prometheus,
+        prometheus_of(params),
         Deadline(params["deadline_seconds"]),
         check_mode,
     )

@@ -34,6 +34,10 @@ class Silences:
                 of_alert[str(alert.get("fingerprint"))] = by_id[ids[0]]
         return cls(of_alert, active)
 
+    def __bool__(self) -> bool:
+        """Whether anything is silenced at all."""
+        return bool(self.of_alert or self.active)
+
     def of(self, fingerprint: str, labels: Any = None) -> Optional[str]:
         """Who has silenced an alert, in words. One that Alertmanager has forgotten already is judged by its labels."""
         if fingerprint in self.of_alert:

@@ -48,9 +48,9 @@ class Groups(Changes):
         return [one for one in arrived if id(one) not in grouped]
 
     def _seen(self, one: Arrived, how: How) -> Optional[Seen]:
-        """An alert that may be one of many: news of a node of ours that nobody has opted out."""
+        """An alert that may be one of many: news of a node of ours that nobody has opted out. A hint is looked at on each node (S3)."""
         alert = one.judged.alert
-        if alert is None or alert.status != "firing" or alert.node not in how.inventory or how.correlation is None:
+        if alert is None or alert.status != "firing" or alert.hint or alert.node not in how.inventory or how.correlation is None:
             return None
         domain, place = how.correlation.domain_of(alert.xid), place_of(how.inventory, alert.node)
         if domain is None or not place.managed:

@@ -106,3 +106,9 @@ def test_in_check_mode_it_is_predicted(url, ledger):
     dry.close()
     assert (incident["id"], incident["kind"]) == ("predicted", "group")
     assert ledger.overview(closed=True)["incidents"] == []
+
+
+def test_hints_are_looked_at_on_each_node(ledger):
+    """S3: what is over proves no common fault."""
+    found = opened(ledger, *({**raw(number), "hint": True} for number in (1, 2, 3)))["incidents"]
+    assert [(one["kind"], one["state"]) for one in found] == [("fault", "running")] * 3
