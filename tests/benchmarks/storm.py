@@ -87,8 +87,9 @@ def work_off(nodes: int, parallel: int = 5) -> None:
                     break
                 time.sleep(1)
         print(
-            f"| {nodes} nodes, {parallel} at a time | fenced after {fenced:.1f} s | all ended after {time.time() - began:.0f} s | {dict(states)} | at most {most} locked |"
+            f"{nodes} nodes, {parallel} at a time: fenced after {fenced:.1f} s, all ended after {time.time() - began:.0f} s, {dict(states)}"
         )
+        print(f"at most {most} locked at once")
 
 
 def _post(port: int, node: str) -> float:

@@ -19,7 +19,10 @@ _AUTHOR = re.compile(r"[0-9A-Za-z_.@+-]{1,64}")
 
 @dataclass(frozen=True)
 class Silences:
-    """`of_alert`: words about the silence of each alert that Alertmanager knows and holds back, by fingerprint. `active`: every silence, as the API gives it."""
+    """of_alert: words about the silence of each alert that Alertmanager knows and holds back, by fingerprint.
+
+    active: every silence, as the API gives it.
+    """
 
     of_alert: Mapping[str, str] = field(default_factory=dict)
     active: Sequence[Mapping[str, Any]] = ()

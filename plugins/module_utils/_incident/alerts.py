@@ -162,7 +162,8 @@ def _depth_exceeds(value: Any, most: int) -> bool:
 
 
 def _truncated(count: Any) -> int:
-    return max(0, min(count, MAX_TRUNCATED)) if type(count) is int else 0  # JSON's true is an int to Python
+    is_number = isinstance(count, int) and not isinstance(count, bool)  # JSON's true is an int to Python
+    return max(0, min(count, MAX_TRUNCATED)) if is_number else 0
 
 
 def judge_all(message: Message, labels: Optional[LabelMap] = None) -> Iterator[Judged]:

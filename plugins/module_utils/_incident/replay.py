@@ -116,7 +116,8 @@ def _alert_of(verdict: Verdict, episode: Sequence[Event], node: str) -> Alert:
     pci = verdict["pci_bus_id"]
     first = next((event for event in episode if event["pci_bus_id"] == pci and not event["sxid"]), episode[0])
     starts_at = parse_time(first["time"])
-    assert starts_at is not None  # an episode's lines are dated
+    if starts_at is None:
+        raise ValueError("the lines of an episode are dated")
     labels = "%s %s %s %s" % (node, verdict["gpu_uuid"] or pci, verdict["domain"], verdict["xids"])
     return Alert(hashlib.sha256(labels.encode()).hexdigest()[:16], "firing", starts_at, node, None, verdict["gpu_uuid"], pci)
 

@@ -81,10 +81,6 @@ class _Work:
     def target(self) -> str:
         return permits.target_of(self.fence.node, PART)
 
-    def outcome(self) -> Outcome[Node]:
-        assert self.before and self.after
-        return Outcome(self.before, self.after, plan(self.before, self.want))
-
 
 def fence_all(api: KubeApi, ledger: Ledger, fences: Sequence[Fence], deadline: Deadline, check_mode: bool = False) -> list[dict[str, Any]]:
     """A result for each, in their order, as node_taint gives it: one node's trouble is its own."""
@@ -99,8 +95,9 @@ def fence_all(api: KubeApi, ledger: Ledger, fences: Sequence[Fence], deadline: D
             ledger.all_applied([granted[name] for name in granted if plain[name].after], dict(TAINT))
 
         def result(work: _Work) -> dict[str, Any]:
-            if work.after:
-                return result_of(work.fence.node, work.outcome)
+            before, after = work.before, work.after
+            if before and after:
+                return result_of(work.fence.node, lambda: Outcome(before, after, plan(before, work.want)))
             writer = NodeWriter(api, work.permit, deadline, work.fence.uid, check_mode)
             return result_of(work.fence.node, lambda: writer.present([TAINT]))
 
@@ -136,7 +133,9 @@ def _read(api: KubeApi, works: Sequence[_Work], pool: ThreadPoolExecutor, deadli
 
 def _write(api: KubeApi, work: _Work, deadline: Deadline) -> None:
     """The API's answer is the node as it stands after the write; without one, the long way finds out."""
-    assert work.before
+    node = work.before
+    if node is None:
+        return
     with contextlib.suppress(RemediationError):
-        patch = patch_of(work.before, wanted(work.before, work.want))
+        patch = patch_of(node, wanted(node, work.want))
         work.after = parse_node(api.request("PATCH", node_path(work.fence.node), deadline, patch))

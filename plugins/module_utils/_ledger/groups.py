@@ -35,7 +35,7 @@ class Groups(Changes):
         groups: dict[Key, list[Arrived]] = {}
         rest: list[tuple[Arrived, Seen]] = []
         for one, seen in candidates:
-            key = self._lately(seen, how)
+            key = self._lately(seen, how.correlation.rule.seconds)
             if key:
                 groups.setdefault(key, []).append(one)
             else:
@@ -61,10 +61,9 @@ class Groups(Changes):
                 return None
         return Seen(alert.node, domain, {**place.groups, **alert.groups}, one.received_at)
 
-    def _lately(self, seen: Seen, how: How) -> Optional[Key]:
+    def _lately(self, seen: Seen, seconds: float) -> Optional[Key]:
         """The open incident of one of its groups whose last alert is no longer ago than the window."""
-        assert how.correlation
-        since = seen.received_at - timedelta(seconds=how.correlation.rule.seconds)
+        since = seen.received_at - timedelta(seconds=seconds)
         with self.read() as connection:
             for key in seen.keys:
                 of_group = (INCIDENTS.c.open_key == group_key(key.kind, key.name, key.domain), INCIDENTS.c.state.in_(OPEN_STATES))

@@ -26,7 +26,8 @@ class _Entry:
 class Batches:
     """Rows that arrive within one window leave together. Those of a node that is being worked on wait for a while, and hold nobody else back.
 
-    Patient rows have a longer window, and leave with each other: they may be one fault. A row that was handed over and has no decision after retry_seconds waits again: whoever had it is gone.
+    Patient rows have a longer window, and leave with each other: they may be one fault. A row that was handed over and has no decision after
+    retry_seconds waits again: whoever had it is gone.
     """
 
     def __init__(self, window_seconds: float, size: int, retry_seconds: float, patience_seconds: float = 0.0) -> None:

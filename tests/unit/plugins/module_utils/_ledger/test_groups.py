@@ -12,7 +12,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arriv
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
 
 DOMAINS = {13: "application", 74: "nvlink"}
-CORRELATION = Correlation(Rule(nodes=3, seconds=15), lambda xid: DOMAINS.get(xid))
+CORRELATION = Correlation(Rule(nodes=3, seconds=15), DOMAINS.get)
 INVENTORY = {f"gpu-{number}": {"host": f"h{number}", "uid": f"u{number}", "groups": {"fleet": 100, "rack": "r12"}} for number in range(9)}
 
 
