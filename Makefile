@@ -21,12 +21,13 @@ test: setup ## every gate, cheap ones first; logs in tests/output
 	@$(MAKE) --no-print-directory -j2 --output-sync=target molecule simulator
 	@$(MAKE) --no-print-directory integration
 
-lint: setup ## ruff, mypy --strict, ansible-lint, changelog
+lint: setup ## ruff, mypy --strict, ansible-lint, changelog, alert rules
 	$(gate) ruff ruff check
 	$(gate) format ruff format --check
 	$(gate) mypy mypy
 	$(gate) ansible-lint ansible-lint --offline
 	$(gate) changelog antsibull-changelog lint
+	$(gate) rules sh -ec 'promtool check rules roles/monitoring/files/*.yml; promtool test rules tests/rules/*.yml'
 
 docs: setup ## check the documentation of modules and roles
 	$(gate) docs antsibull-docs lint-collection-docs --plugin-docs .

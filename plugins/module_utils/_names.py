@@ -20,10 +20,24 @@ GPU_RESOURCE_PREFIX = "nvidia.com/"  # nvidia.com/gpu, nvidia.com/mig-3g.71gb
 # Alertmanager: the alert by which people are told
 ALERT_NAME = "GpuopsIncident"
 
-# Prometheus metrics; labels node, gpu_uuid, pci_bus_id, and xid, gpu_instance_id where they apply
-METRIC_XID_EVENTS = "gpuops_xid_events_total"
-METRIC_RECOVERY_ACTION = "gpuops_gpu_recovery_action"
+# Prometheus metrics of the exporter on a node
+METRIC_XID_EVENTS = "gpuops_xid_events_total"  # since the boot, by LABEL_XID
+METRIC_XID_LAST = "gpuops_xid_last_timestamp_seconds"  # of the last of these; a counter alone hides what came before its first scrape
+METRIC_RECOVERY_ACTION = "gpuops_gpu_recovery_action"  # NVML's number, 0 for none
 METRIC_ROW_REMAP_PENDING = "gpuops_gpu_row_remap_pending"
 METRIC_ROW_REMAP_FAILED = "gpuops_gpu_row_remap_failed"
-METRIC_ECC_ERRORS = "gpuops_gpu_ecc_errors_total"
-METRIC_NVML_UP = "gpuops_nvml_up"
+METRIC_ECC_ERRORS = "gpuops_gpu_ecc_errors_total"  # since the driver was loaded, by LABEL_ERROR
+METRIC_NVML_UP = "gpuops_nvml_up"  # of the node; the figures above but the Xids end where it is 0
+
+# and their labels; all but the node's and the GPU's where they apply
+LABELS_GPU = ("node", "gpu_uuid", "pci_bus_id", "gpu_instance_id")
+LABEL_XID = "xid"
+LABEL_ERROR = "error"  # corrected, uncorrected
+
+# The scrape jobs by which the alert rules know the exporters and the event source
+JOB_EXPORTER = "gpuops_exporter"
+JOB_RESPONDER = "gpuops_responder"
+
+# Alerts that the event source is to have carry this label; Alertmanager routes by it
+LABEL_REMEDIATION = "remediation"
+REMEDIATION = "gpuops"

@@ -112,7 +112,8 @@ gpus:
       type: int
     ecc:
       description:
-        - Whether ECC is enabled, and the counters C(corrected_volatile), C(uncorrected_volatile), C(corrected_aggregate), C(uncorrected_aggregate).
+        - Whether ECC is C(enabled), and whether it will be after the next reset (C(pending)).
+        - The counters C(corrected_volatile), C(uncorrected_volatile), C(corrected_aggregate), C(uncorrected_aggregate).
         - C(sram_threshold_exceeded), whether on-chip memory has had more errors than the driver tolerates; null where the driver does not say.
       type: dict
     remapped_rows:

@@ -102,7 +102,7 @@ EXAMPLES = r"""
     scope: gpu
     pods:
       - uid: 5f7dd6b1-31f5-4c0b-8d0c-0d5f64a9a0aa
-    incident_id: 01JD3V5K3M
+    incident_id: 20260301-101500-1a2b3c4d
     lock_token: 7
     lock_holder: controller-1
   delegate_to: localhost

@@ -106,7 +106,7 @@ EXAMPLES = r"""
     nodes:
       - name: gpu-1
         uid: 0b9b8cb0-4a4a-4b51-9d2e-6a2d1f6d0f5a
-    incident_id: 01JD3V5K3M
+    incident_id: 20260301-101500-1a2b3c4d
     lock_token: 7
     lock_holder: controller-1
   delegate_to: localhost
@@ -115,7 +115,7 @@ EXAMPLES = r"""
   gpuops.remediation.node_taint:
     nodes:
       - name: gpu-1
-    incident_id: 01JD3V5K3M
+    incident_id: 20260301-101500-1a2b3c4d
     state: absent
   delegate_to: localhost
 """
@@ -141,7 +141,7 @@ nodes:
     after:
       description: The same, afterwards.
       type: dict
-      sample: {taints: [{key: gpu.unhealthy, value: "true", effect: NoSchedule}], incidents: [01JD3V5K3M], unschedulable: false}
+      sample: {taints: [{key: gpu.unhealthy, value: "true", effect: NoSchedule}], incidents: [20260301-101500-1a2b3c4d], unschedulable: false}
     actions:
       description: What was or would be done.
       type: list

@@ -24,8 +24,10 @@ sys.path[:0] = [
 ]
 
 import deliveries  # noqa: E402
+import storm  # noqa: E402
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger  # noqa: E402
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.lines import parse_line  # noqa: E402
+from latency import latency  # noqa: E402
 from ledgers import fresh_schema  # noqa: E402
 from loop import Controller  # noqa: E402
 from postgresql import running_postgresql  # noqa: E402
@@ -108,7 +110,10 @@ def main() -> None:
     parser(20_000)
     ledger(200)
     loop(runs=3)
+    for stage, seconds in latency(rounds=5).items():
+        show(f"a fault on a node, until {stage}", seconds, "s")
     messages()
+    storm.show()
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ TAINT = "gpu.unhealthy=true:NoSchedule"
 
 
 class Fleet(Controller):
-    def __init__(self, directory: Path, cluster: Cluster) -> None:
-        super().__init__(directory, orchestrator="kubernetes", kubeconfig=cluster.kubeconfig)
+    def __init__(self, directory: Path, cluster: Cluster, *, ledger_url: str = "") -> None:
+        super().__init__(directory, orchestrator="kubernetes", kubeconfig=cluster.kubeconfig, ledger_url=ledger_url)
         self.cluster = cluster
         self.objects = cluster.objects
         self.begun = audit.now()
@@ -34,6 +34,12 @@ class Fleet(Controller):
         """Both the API's objects and the machines behind them."""
         self.objects.make_nodes(*names, gpus=gpus)
         return [self.node(name, gpus=gpus, **variables) for name in names]
+
+    def know_nodes(self) -> None:
+        """The ledger knows them, as after any run that opened an incident."""
+        uids = {name: self.objects.node(name)["metadata"]["uid"] for name in self.nodes}
+        groups = {"fleet": len(uids)}
+        self.ledger(write=True).keep_nodes({name: {"host": name, "uid": uid, "groups": groups} for name, uid in uids.items()})
 
     @contextlib.contextmanager
     def kubelet(self) -> Iterator[None]:

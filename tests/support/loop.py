@@ -30,6 +30,16 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+def children(pid: int) -> set[int]:
+    """Of a process and of theirs."""
+    found: set[int] = set()
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, tasks.read_text().split()):
+                found |= {child, *children(child)}
+    return found
+
+
 @dataclass
 class Run:
     """A finished playbook: its exit status and what it printed."""
@@ -179,8 +189,12 @@ class Controller:
         try:
             yield process
         finally:
+            workers = children(process.pid)  # each in a session of its own
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            for pid in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             process.wait()
 
     def remediate(self, *arguments: str, **variables: Any) -> Run:

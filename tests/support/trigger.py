@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.objects import wait_until
-from loop import REPOSITORY, Controller
+from loop import REPOSITORY, Controller, children
 from ports import free_port
 
 TOKEN = "a token of the tests"
@@ -62,6 +62,12 @@ def request(
         return answer.status, answer.read()
     finally:
         connection.close()
+
+
+def metric(port: int, name: str) -> float:
+    lines = request(port, "GET", "/metrics", token=None)[1].decode().splitlines()
+    [value] = [line.rsplit(" ", 1)[1] for line in lines if line.rsplit(" ", 1)[0] == name]
+    return float(value)
 
 
 class Source:
@@ -141,16 +147,18 @@ class Source:
         return self.request("POST", "/alerts", body, **options)
 
     def metric(self, name: str) -> float:
-        lines = self.request("GET", "/metrics", token=None)[1].decode().splitlines()
-        [value] = [line.rsplit(" ", 1)[1] for line in lines if line.rsplit(" ", 1)[0] == name]
-        return float(value)
+        return metric(self.args["port"], name)
 
 
 class Rulebook:
-    """The real ansible-rulebook with the collection's rulebook, for the nodes of a controller."""
+    """The real ansible-rulebook with a rulebook of the collection, for the nodes of a controller."""
 
-    def __init__(self, controller: Controller, **variables: Any) -> None:
+    def __init__(self, controller: Controller, *arguments: str, name: str = "gpu_alerts", **variables: Any) -> None:
         self.controller = controller
+        self.name = name
+        self.arguments = arguments
+        self.environment: dict[str, str] = {}
+        self.cgroup: Path | None = None  # where it and all that it starts run
         self.log = controller.directory / "rulebook.log"
         self.variables = {
             "gpuops_trigger_port": free_port(),
@@ -166,10 +174,10 @@ class Rulebook:
         """Until it listens; it and every run that it has started are killed at the end."""
         variables = self.controller.directory / "rulebook.json"
         variables.write_text(json.dumps(self.variables))
-        command = [str(self.controller.programs / "ansible-rulebook"), "-r", "gpuops.remediation.gpu_alerts"]
+        command = [str(self.controller.programs / "ansible-rulebook"), "-r", f"gpuops.remediation.{self.name}", *self.arguments]
         command += ["-i", str(self.controller.inventory()), "--vars", str(variables), "-E", "GPUOPS_TRIGGER_TOKEN", "--print-events"]
         path = os.pathsep.join([str(self.controller.programs), os.environ["PATH"]])
-        environment = {**self.controller.environment, "GPUOPS_TRIGGER_TOKEN": TOKEN, "PATH": path}
+        environment = {**self.controller.environment, "GPUOPS_TRIGGER_TOKEN": TOKEN, "PATH": path, **self.environment}
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 command,
@@ -179,12 +187,17 @@ class Rulebook:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                preexec_fn=self._enter,
             )
         try:
             wait_until(self._answers, "the rulebook's webhook", 120)
             yield self
         finally:
             self.kill()
+
+    def _enter(self) -> None:
+        if self.cgroup:
+            (self.cgroup / "cgroup.procs").write_text("0")
 
     def _answers(self) -> bool:
         assert self.process is not None
@@ -196,24 +209,21 @@ class Rulebook:
     def kill(self, *, alone: bool = False) -> None:
         """Alone, it leaves the runs that it has started, each in a session of its own, to themselves."""
         assert self.process is not None
-        self._runs |= _children(self.process.pid)
+        self._runs |= children(self.process.pid)
         for pid in (self.process.pid, *([] if alone else self._runs)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+
+    def metric(self, name: str) -> float:
+        return metric(self.variables["gpuops_trigger_port"], name)
+
+    def finished(self) -> int:
+        """How many runs have come to their end."""
+        return self.log.read_text().count("PLAY RECAP")
 
     def post(self, message: Path) -> list[int]:
         """The inbox rows of a message in a file."""
         status, body = request(self.variables["gpuops_trigger_port"], "POST", "/alerts", message.read_bytes())
         assert status == 200, body
         return list(json.loads(body)["inbox_ids"])
-
-
-def _children(pid: int) -> set[int]:
-    """Of a process and of theirs."""
-    found: set[int] = set()
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, tasks.read_text().split()):
-                found |= {child, *_children(child)}
-    return found

@@ -155,7 +155,7 @@ class _Reader:
         mode = self._call("nvmlDeviceGetEccMode", handle)
         if mode is None:
             return
-        self._tell(ecc={"enabled": bool(mode[0])})
+        self._tell(ecc={"enabled": bool(mode[0]), "pending": bool(mode[1])})
         nvml = self._nvml
         for kind, kind_name in (
             (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, "uncorrected"),

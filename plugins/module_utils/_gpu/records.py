@@ -23,7 +23,15 @@ RECOVERY_ACTIONS = {  # the driver's own verdict, NVML field 230
     7: "system_reboot",
 }
 IDENTITY = ("uuid", "pci_bus_id", "index", "minor", "serial", "slot", "name")
-_ECC = ("enabled", "corrected_volatile", "uncorrected_volatile", "corrected_aggregate", "uncorrected_aggregate", "sram_threshold_exceeded")
+_ECC = (
+    "enabled",
+    "pending",
+    "corrected_volatile",
+    "uncorrected_volatile",
+    "corrected_aggregate",
+    "uncorrected_aggregate",
+    "sram_threshold_exceeded",
+)
 
 
 def recovery_action(value: int) -> str:

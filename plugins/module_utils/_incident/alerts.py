@@ -79,8 +79,8 @@ class Alert:
     gpu_index: Optional[int] = None
     gi: Optional[int] = None
     xid: Optional[int] = None
-    hint: bool = False
     groups: Mapping[str, str] = field(default_factory=dict)  # by kind
+    hint: bool = False
 
     @property
     def gpu(self) -> str:
@@ -229,8 +229,8 @@ def judge(raw: Any, fingerprint: str, label_map: Optional[LabelMap] = None) -> A
         gpu_index=_number(find("gpu_index", _NUMBER, "the index of a GPU", labels)),
         gi=_number(find("gi", _NUMBER, "the id of a GPU instance", labels)),
         xid=_number(find("xid", _NUMBER, "an Xid code", labels, annotations)),
-        hint=raw.get("hint") is True,
         groups=dict(_groups(labels, label_map)),
+        hint=raw.get("hint") is True,
     )
 
 

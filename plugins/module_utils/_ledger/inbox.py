@@ -110,41 +110,37 @@ class Inbox(Groups, Storm):
                 self._tell(inbox_id, "message_truncated", "Alertmanager left %d alerts out of the message" % message.truncated)
             arrived += [Arrived(inbox_id, received_at, judged) for judged in judge_all(message, how.labels)]
             readable.append(inbox_id)
-        for one in self.open_groups(self._without_silenced(arrived, how, told), how, told):
+        arrived = [one for one in arrived if not self._is_left(one, how, told)]
+        for one in self.open_groups(arrived, how, told):
             self._open_or_hold(one, how, told)
         self._handled(readable, None)
         return told.answer()
 
-    def _without_silenced(self, arrived: list[Arrived], how: How, told: Told) -> list[Arrived]:
-        """Nothing is done for what a human has silenced (S6)."""
-        if not how.silences:
-            return arrived
-        rest = []
-        with self.together():
-            for one in arrived:
-                judged = one.judged
-                silence = how.silences.of(judged.fingerprint, judged.raw.get("labels")) if judged.alert else None
-                if judged.alert and silence and not is_own(judged.raw):
-                    self.leave_silenced(judged.alert, one.received_at, silence, None if self.check_mode else one.inbox_id)
-                    told.ignored.append({**one.about, "reason": silenced_by(silence)})
-                else:
-                    rest.append(one)
-        return rest
+    def _is_left(self, one: Arrived, how: How, told: Told) -> bool:
+        """Nothing is done for our own notifications, nor for what a human has silenced (S6)."""
+        if is_own(one.judged.raw):
+            told.ignored.append({**one.about, "reason": "our own notification"})
+            return True
+        alert = one.judged.alert
+        silence = how.silences.of(one.judged.fingerprint, one.judged.raw.get("labels")) if how.silences and alert else None
+        if alert is None or silence is None:
+            return False
+        self.leave_silenced(alert, one.received_at, silence, None if self.check_mode else one.inbox_id)
+        told.ignored.append({**one.about, "reason": silenced_by(silence)})
+        return True
 
     def _open_or_hold(self, one: Arrived, how: How, told: Told) -> None:
         alert = one.judged.alert
-        if is_own(one.judged.raw):
-            told.ignored.append({**one.about, "reason": "our own notification"})
-        elif alert is None or alert.node not in how.inventory:
+        if alert is None or alert.node not in how.inventory:
             reason = one.judged.reason or "its node is not in the inventory"
             self.hold_alert(one.judged.fingerprint, reason, one.judged.position, None if self.check_mode else one.inbox_id)
             told.held.append({**one.about, "reason": reason})
-        else:
-            opening = self._open_alert(one, alert, how)
-            if opening.record is None:
-                told.ignored.append({**one.about, "reason": opening.reason})
-            for record in opening.records:
-                told.add(record)
+            return
+        opening = self._open_alert(one, alert, how)
+        if opening.record is None:
+            told.ignored.append({**one.about, "reason": opening.reason})
+        for record in opening.records:
+            told.add(record)
 
     def _open_alert(self, one: Arrived, alert: Alert, how: How) -> Opening:
         return self.open_incident(

@@ -29,10 +29,15 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy imp
 def open_incidents(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
     """The module's result: the incidents, and what became of everything else in a message."""
     limits, inventory = Limits.of(params["limits"]), params["inventory"]
-    message = {"inventory": inventory, "labels": params["alert_labels"], "limits": limits, "max_running": params["max_running"]}
-    message["correlation"] = correlation_of(params)
     silences, missing = _silences(params)
-    message["silences"] = silences
+    message = {
+        "inventory": inventory,
+        "labels": params["alert_labels"],
+        "limits": limits,
+        "max_running": params["max_running"],
+        "correlation": correlation_of(params),
+        "silences": silences,
+    }
     if inventory and not ledger.check_mode:
         ledger.keep_nodes(inventory)
     if params["alert_file"]:

@@ -9,9 +9,10 @@
 from __future__ import annotations
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.absorb import Absorbing
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.figures import Watched
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.nodes import Nodes
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.sync import Sync
 
 
-class Ledger(Absorbing, Sync, Nodes):
+class Ledger(Absorbing, Sync, Nodes, Watched):
     """Settings, outbox, incidents, stages, changes, inbox, nodes and locks over one database; `Ledger.open(url)`."""

@@ -101,4 +101,4 @@ class Endpoint:
         )
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return web.Response(body=await self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

@@ -42,7 +42,7 @@ _LOST_SECONDS = 60.0  # Alertmanager posts a refused message every few seconds
 class Source:
     def __init__(self, settings: Settings, ledger: Ledger, policy: Policy, queue: asyncio.Queue[Any]) -> None:
         self._settings, self._ledger, self._queue = settings, ledger, queue
-        self._metrics = Metrics()
+        self._metrics = Metrics(ledger.figures)
         self._commits = Commits(ledger.keep)
         self._batches = Batches(settings.window_seconds, settings.batch_size, settings.retry_seconds, settings.correlation_seconds)
         self._endpoint = Endpoint(

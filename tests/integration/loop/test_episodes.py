@@ -10,7 +10,7 @@ import datetime as dt
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import from_group
 from fleet import TAINT
-from loop import Controller, alive
+from loop import Controller, alive, reachable_until
 
 pytestmark = pytest.mark.timeout(900)
 MIB = 1 << 20
@@ -22,14 +22,6 @@ def controller(tmp_path):
     with Controller(tmp_path / "controller") as made:
         made.ledger(write=True).set_mode("act", "tests", "the test needs it")
         yield made
-
-
-def reachable_until(controller, name, down):
-    """An SSH that answers until a file is there."""
-    ssh = controller.directory / "ssh"
-    ssh.write_text(f'#!/bin/sh\n[ ! -e {down} ] || exit 255\nfor command; do :; done\nexec sh -c "$command"\n')
-    ssh.chmod(0o755)
-    controller.host_variables[name].update(ansible_connection="ssh", ansible_ssh_executable=str(ssh), ansible_pipelining=True)
 
 
 def test_a_bare_host_again(controller, tmp_path):

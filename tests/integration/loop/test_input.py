@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import socket
 import uuid
 from pathlib import Path
 
@@ -46,11 +47,14 @@ def message(controller, *members, **more):
 
 
 def test_each_alert_is_judged_alone(controller):
-    """S2: one good alert among bad ones; again, with an old delivery and a resolved one, and nothing more happens."""
+    """S2: one good alert among bad ones; again, with an old delivery and a resolved one, and nothing more happens. No URL in it is asked."""
     node = controller.node("bare-1", gpus=4)
     holders = [node.start([gpu], f"work-{gpu}", MIB) for gpu in range(4)]
     node.xid(3, 48)
+    lure = socket.create_server(("127.0.0.1", 0))
+    url = "http://127.0.0.1:%d/" % lure.getsockname()[1]
     good = alert({"node": "bare-1", "gpu_uuid": controller.uuid("bare-1", 3), "gpu": None, "xid": "48"})
+    good.update(generatorURL=url, annotations={"runbook_url": url, "prometheus_url": url})
     bad = [
         *(alert({"node": value, "gpu": "0", "xid": "48"}) for value in HOSTILE.values()),
         *(alert({"node": "bare-1", "gpu_uuid": value, "xid": "48"}) for value in HOSTILE.values()),
@@ -67,7 +71,8 @@ def test_each_alert_is_judged_alone(controller):
     moved = alert({"node": "bare-1", "gpu": "77", "xid": "48"})  # the node has its Xid, on another GPU
     nowhere = alert({"node": "bare-1", "gpu_uuid": f"GPU-{uuid.uuid4()}", "xid": "48"})
 
-    run = controller.remediate(alert_file=message(controller, *bad[:9], good, moved, nowhere, *bad[9:], truncatedAlerts=3))
+    sent = message(controller, *bad[:9], good, moved, nowhere, *bad[9:], truncatedAlerts=3, externalURL=url)
+    run = controller.remediate(alert_file=sent)
 
     assert run.ok, run.output
     state = {one["gpu"]: one for one in controller.incidents()}
@@ -89,6 +94,9 @@ def test_each_alert_is_judged_alone(controller):
     again = controller.remediate(alert_file=message(controller, {**good, "status": "resolved"}, earlier, *bad))
 
     assert again.ok, again.output
+    with lure, pytest.raises(BlockingIOError):
+        lure.setblocking(False)
+        lure.accept()
     assert {one["gpu"]: one["timeline"] for one in controller.incidents()} == {gpu: one["timeline"] for gpu, one in state.items()}
     assert controller.ledger().overview()["unsent"] == overview["unsent"]
 

@@ -5,14 +5,20 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
+import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from cluster import NAMESPACE
+from cluster.faults import Admission, admission
+from cluster.objects import wait_until
+from fleet import TAINT
 from loop import Controller, alive
 
 pytestmark = pytest.mark.timeout(900)
@@ -39,13 +45,18 @@ def controller(tmp_path):
 
 
 def test_dies_at_every_point(controller):
-    """S5, S9: killed after every stage, and between a write and its commit; reconcile ends it once nobody holds the node's lock."""
+    """S5, S9, S18: killed after every stage, and between a write and its commit; reconcile ends it once nobody holds the node's lock."""
     pid, alert = controller.sick("bare-1")
     for when, task in DEATHS:
         controller.before = {task: "kill -KILL 0"}
         run = controller.remediate(alert_file=alert)
         assert run.status == KILLED, f"{when}\n{run.output}"
         assert alive(pid) == (DEATHS.index((when, task)) < 3), when
+        if when == "after diagnose":
+            evidence = controller.incidents()[0]["stages"]["diagnose"]["data"]["evidence"]["info"]
+            assert any("Xid" in line and ": 48, " in line for line in evidence["kernel_log"])
+            assert {"train"} == {process["name"] for gpu in evidence["gpus"] for process in gpu["processes"]}
+            assert controller.journal("bare-1") == [], "before anything is changed"
 
     controller.before = {}
     lease(controller, "bare-1", 600)  # not lapsed: for all that reconcile knows, the run is at work
@@ -77,6 +88,57 @@ def test_dies_at_every_point(controller):
         ("kill", "applied"),
     ]
     assert incident["budget"]["within"]
+
+
+def test_dies_on_kubernetes(fleet, cluster):
+    """S9, S11, S18: killed between the taint and its commit, while a budget refuses an eviction, and before verify: all is done once."""
+    [node] = fleet.gpu_nodes("gpu-1")
+    pods = {pod["metadata"]["name"] for pod in fleet.objects.deployment("infer", 2)}
+    fleet.objects.pdb("infer", min_available=1)
+    fleet.set("act")
+    node.xid(0, 136)  # not certain on fleet evidence, so that no fence is earlier than the diagnosis
+    ledger = sqlite3.connect(fleet.directory / "ledger.db", isolation_level=None, check_same_thread=False)
+
+    def lock(request):
+        if not ledger.in_transaction:
+            ledger.execute("BEGIN IMMEDIATE")
+
+    with admission(cluster, "nodes", Admission(before=lock)), fleet.playing("remediate", alert_file=fleet.alert("gpu-1", 0, 136)) as run:
+        wait_until(lambda: TAINT in fleet.objects.taints("gpu-1") or run.poll() is not None, "the node is tainted", 180)
+    ledger.close()
+    assert run.returncode == KILLED, run.stdout.read()
+    [incident] = fleet.incidents()
+    assert [change["status"] for change in incident["changes"]] == ["intended"]
+    long_ago = {"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}}
+    fleet.objects.api.patch("Lease", "gpuops-gpu-1", long_ago, NAMESPACE)
+
+    with fleet.playing("reconcile") as run:  # one pod may go, and its like finds no place
+        refused = {"resource": "pods/eviction", "code": 429, "since": fleet.begun}
+        wait_until(lambda: cluster.audit(**refused) or run.poll() is not None, "an eviction is refused", 180)
+    assert run.returncode == KILLED, run.stdout.read()
+    assert fleet.incidents()[0]["stages"]["evict"]["state"] == "started"
+
+    fleet.gpu_nodes("gpu-2")
+    fleet.before = {"Begin verify": "kill -KILL 0"}
+    assert fleet.play("reconcile").status == KILLED
+    fleet.before = {}
+    last = fleet.play("reconcile")
+
+    assert last.ok, last.output
+    [incident] = fleet.incidents()
+    assert incident["state"] == "contained", last.output
+    assert [(change["target"], change["status"]) for change in incident["changes"]] == [
+        ("node/gpu-1/taint/gpu.unhealthy:NoSchedule", "applied")
+    ]
+    [taint] = fleet.writes("nodes")
+    evictions = [entry for entry in fleet.writes("pods/eviction") if entry.code == 201]
+    assert (taint.code, sorted(entry.name for entry in evictions)) == (200, sorted(pods))
+    assert fleet.objects.taints("gpu-1") == [TAINT] and fleet.objects.pods_on("gpu-1") == []
+
+    diagnose = incident["stages"]["diagnose"]
+    assert {pod["name"] for pod in diagnose["data"]["evidence"]["pods"]} == pods
+    known = dt.datetime.fromisoformat(diagnose["finished_at"])
+    assert all(known < dt.datetime.fromisoformat(entry.time.replace("Z", "+00:00")) for entry in (taint, *evictions)), "evidence first"
 
 
 def lease(controller, node, seconds):

@@ -64,6 +64,13 @@ def test_faults(node):
     assert 48 not in {xid["code"] for xid in node.info(since=since)["xids"]}
 
 
+def test_a_mode_that_waits_for_a_reset(node):
+    assert {(one["ecc"]["enabled"], one["ecc"]["pending"]) for one in node.info()["gpus"]} == {(True, True)}
+    with node.sim.change() as state:
+        state["gpus"][1]["answers"]["nvmlDeviceGetEccMode"] = [1, 0]
+    assert [one["ecc"]["pending"] for one in node.info()["gpus"]] == [True, False, True]
+
+
 def test_one_gpu_hangs_for_ever_and_hides_no_other(node):
     pids = [node.sim.start([index], f"train{index}", GIB) for index in range(3)]
     node.sim.hang("nvmlDeviceGetFieldValues", None, 1)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from own_cgroup import cgroup_v2
 from postgresql import server, url
 
-__all__ = ["server", "url"]
+__all__ = ["cgroup_v2", "server", "url"]

@@ -19,6 +19,7 @@ from ansible_rulebook.validators import Validate
 from loop import REPOSITORY
 
 RULEBOOKS = sorted((REPOSITORY / "extensions" / "eda" / "rulebooks").glob("*.yml"))
+BY_PLAYBOOK, BY_TEMPLATE = RULEBOOKS
 SOURCE = "gpuops.remediation.alertmanager"
 
 
@@ -39,11 +40,21 @@ def test_valid(path):
     assert parse_rule_sets(read(path), {})
 
 
-@pytest.mark.parametrize("path", RULEBOOKS, ids=lambda path: path.name)
-def test_its_playbooks_are_there(path):
-    actions = [rule["action"] for rules in read(path) for rule in rules["rules"]]
-    names = [action["run_playbook"]["name"] for action in actions]
+def test_its_playbooks_are_there():
+    names = [rule["action"]["run_playbook"]["name"] for rules in read(BY_PLAYBOOK) for rule in rules["rules"]]
     assert names and all((REPOSITORY / "playbooks" / f"{name.rsplit('.', 1)[1]}.yml").exists() for name in names)
+
+
+def test_awx_does_what_the_playbooks_do():
+    """The same source and rules; a template where the other has a playbook, with the same variables and nothing of the event beside them."""
+    [by_playbook], [by_template] = read(BY_PLAYBOOK), read(BY_TEMPLATE)
+    named = []
+    for ours, theirs in zip(by_playbook["rules"], by_template["rules"], strict=True):
+        run, job = ours.pop("action")["run_playbook"], theirs.pop("action")["run_job_template"]
+        assert (job.get("job_args", {}).get("extra_vars"), job["include_events"]) == (run.get("extra_vars"), False)
+        named.append((run["name"].rsplit(".", 1)[1], job["name"]))
+    assert [playbook in template for playbook, template in named] == [True] * 3
+    assert by_playbook == by_template
 
 
 def test_a_condition_that_means_nothing_is_found():

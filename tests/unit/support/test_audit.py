@@ -16,6 +16,7 @@ def line(verb: str, uri: str = "/api/v1/nodes/gpu-0", stage: str = "ResponseComp
         {
             "stage": stage,
             "requestReceivedTimestamp": "2026-01-01T00:00:00.000001Z",
+            "stageTimestamp": "2026-01-01T00:00:01.000001Z",
             "user": {"username": "u"},
             "verb": verb,
             "requestURI": uri,
@@ -32,5 +33,6 @@ def test_read(tmp_path):
     assert [entry.verb for entry in read(log)] == ["get", "patch", "create"]
     assert [entry.dry_run for entry in read(log, verb=WRITES)] == [True, False]
     assert len(read(log, verb="create", resource="pods/eviction", user="u", name="p", code=201, since="2026")) == 1
+    assert {(entry.time, entry.answered) for entry in read(log)} == {("2026-01-01T00:00:00.000001Z", "2026-01-01T00:00:01.000001Z")}
     for other in ({"verb": "delete"}, {"resource": "pods"}, {"user": "v"}, {"name": "q"}, {"code": 200}, {"since": "2027"}):
         assert read(log, **other) == []

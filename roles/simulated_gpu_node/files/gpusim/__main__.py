@@ -24,6 +24,7 @@ examples:
   gpusim inject gpu-1 --gpu 3 row-remap --failure
   gpusim inject gpu-1 hang nvmlDeviceGetMemoryInfo --seconds forever
   gpusim inventory > inventory.yml                        host entries for Ansible
+  gpusim export                                           metrics of all nodes, for Prometheus
   gpusim reset gpu-1 --gpu 3 ; gpusim reboot gpu-1 ; gpusim destroy gpu-1
 """
 
@@ -61,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     kubelet = command("kubelet", "play the kubelets' node side for the pods bound to simulated nodes, until SIGTERM or SIGINT", node=None)
     kubelet.add_argument("--kubeconfig", required=True, type=Path)
     kubelet.add_argument("--context")
+    export = command("export", "serve the nodes' metrics to Prometheus, until SIGTERM or SIGINT", node=None)
+    export.add_argument("--host", default="127.0.0.1", help="where to listen (default: %(default)s)")
+    export.add_argument("--port", type=int, default=9410, help="default: %(default)s; 0 takes a free one and prints it")
     return parser
 
 
@@ -163,6 +167,11 @@ def run(args: argparse.Namespace) -> None:
         from .kubelet import serve  # needs the kubernetes client, which nothing else here does
 
         serve(args.root, args.cache, args.kubeconfig, args.context)
+        return
+    if args.command == "export":
+        from . import exporter  # needs prometheus_client, which nothing else here does
+
+        exporter.serve(args.root, args.host, args.port)
         return
     node = Node(args.root, args.node, args.cache)
     simple: dict[str, Any] = {

@@ -62,7 +62,7 @@ HEALTHY = {
     "nvmlDeviceGetModuleId": 6,
     "nvmlDeviceGetFieldValues": field(0),
     "nvmlDeviceGetRemappedRows": (1, 2, 1, 0),
-    "nvmlDeviceGetEccMode": (1, 1),
+    "nvmlDeviceGetEccMode": (1, 0),
     "nvmlDeviceGetTotalEccErrors": lambda handle, kind, counter: 10 * kind + counter,
     "nvmlDeviceGetSramEccErrorStatus": 0,
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=150754820096, used=644939776),
@@ -127,6 +127,7 @@ def test_a_healthy_gpu(monkeypatch):
         "temperature_celsius": 31,
         "ecc": {
             "enabled": True,
+            "pending": False,
             "corrected_volatile": 0,
             "corrected_aggregate": 1,
             "uncorrected_volatile": 10,

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid import policy as xid_policy
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import PolicyInvalid, load_policy, read_policy
-from gpu_evidence import FIXTURES, POLICY_FILE, ROOT
+from gpu_evidence import FIXTURES, POLICY_FILE
 
 RAW = yaml.safe_load(POLICY_FILE.read_text())
 POLICY = load_policy(str(POLICY_FILE))
@@ -48,48 +48,6 @@ def decisions(policy):
 
 
 # ---------------------------------------------------------------- what is decided
-
-# What each word of NVIDIA's catalog comes to in our words; a person's hand is a hold.
-NVIDIA = {
-    "IGNORE": lambda row: row.action in ("none", "observe"),
-    "RESTART_APP": lambda row: row.action in ("none", "observe") and row.repair == "restart_app",
-    "RESET_GPU": lambda row: (row.action, row.repair) == ("quarantine_gpu", "reset_gpu"),
-    "RESTART_BM": lambda row: (row.action, row.repair) == ("quarantine_gpu", "reboot_node"),
-    "RESTART_VM": lambda row: (row.action, row.repair) == ("quarantine_gpu", "reboot_node"),
-    "SUPPORT": lambda row: row.action == "hold",
-    "CHECK_MECHANICALS": lambda row: row.action == "hold",
-    "CHECK_UVM": lambda row: row.action == "hold",
-    "UPDATE_SWFW": lambda row: row.action == "hold",
-    "XID_154": lambda row: row.action == "hold",  # only where the text is missing, which else decides
-    "WORKFLOW_XID_45": lambda row: False,  # restarting Fabric Manager is no word of ours
-    "WORKFLOW_XID_48": lambda row: (row.action, row.repair) == ("quarantine_gpu", "reset_gpu"),  # alone
-    "WORKFLOW_NVLINK_ERR": lambda row: row.action == "hold",
-    "WORKFLOW_NVLINK5_ERR": lambda row: (
-        row.action == "hold"
-        and row.under({**HEALTHY, "severity": "fatal"}).action == "quarantine_gpu"
-        and row.under({**HEALTHY, "severity": "nonfatal"}).action == "observe"
-    ),
-    "unstated": lambda row: True,  # our choice
-}
-
-
-def test_every_difference_from_nvidia_is_listed_with_its_reason():
-    catalog = table("nvidia_actions.csv")
-    assert [int(entry["code"]) for entry in catalog] == list(range(1, 174))
-    different = {
-        entry["code"]: (entry["immediate"], f"{row.action}/{row.repair}")
-        for entry in catalog
-        for row in [POLICY.row(int(entry["code"]))]
-        if not NVIDIA[entry["immediate"]](row)
-    }
-    assert different == {entry["code"]: (entry["nvidia"], entry["ours"]) for entry in table("differences.csv")}
-    assert all(len(entry["why"]) > 20 for entry in table("differences.csv"))
-
-
-def test_the_differences_are_in_the_documentation():
-    page = (ROOT / "docs" / "xid-policy.md").read_text()
-    for entry in table("differences.csv"):
-        assert f"| {entry['code']} | {entry['nvidia']} | {entry['ours']} |" in page
 
 
 def test_the_decisions_are_the_agreed_ones():

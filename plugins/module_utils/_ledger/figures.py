@@ -1,0 +1,57 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""What a monitoring system asks of the ledger, in one look."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Optional
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import OPEN_STATES
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.settings import HEARTBEAT, Settings
+
+try:
+    import sqlalchemy as sa
+    from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import INCIDENTS, OUTBOX, SETTINGS
+except ImportError:  # said by _ledger.database
+    pass
+
+
+@dataclass(frozen=True)
+class Figures:
+    """outbox_since: when the oldest notification was written that is not sent. open_incidents: how many, by state."""
+
+    mode: str
+    breaker_tripped: bool
+    outbox_since: Optional[datetime]
+    reconciled_at: Optional[datetime]
+    open_incidents: Mapping[str, int]
+
+
+class Watched(Settings):
+    def figures(self) -> Figures:
+        by_state = sa.select(INCIDENTS.c.state, sa.func.count()).where(INCIDENTS.c.open_key.is_not(None)).group_by(INCIDENTS.c.state)
+        unsent = sa.select(OUTBOX.c.created_at).where(OUTBOX.c.sent_at.is_(None)).order_by(OUTBOX.c.created_at).limit(1)
+        with self.read() as connection:
+            reconciled = self._setting(connection, HEARTBEAT)
+            counts = {row[0]: row[1] for row in connection.execute(by_state)}
+            return Figures(
+                self._mode(connection),
+                self._tripped(connection) is not None,
+                connection.execute(unsent).scalar(),
+                reconciled["set_at"] if reconciled else None,
+                {state: counts.get(state, 0) for state in sorted(OPEN_STATES)},
+            )
+
+    def reconciled(self) -> None:
+        """A reconcile has got to its end. Only the last one counts: the row takes the place of the one before."""
+        with self.write() as connection:
+            connection.execute(sa.delete(SETTINGS).where(SETTINGS.c.name == HEARTBEAT))
+            self._set(connection, HEARTBEAT, True, platform.node(), "a reconcile got to its end")
