@@ -31,6 +31,7 @@ METRIC_NVML_UP = "gpuops_nvml_up"  # of the node; the figures above but the Xids
 
 # and their labels; all but the node's and the GPU's where they apply
 LABELS_GPU = ("node", "gpu_uuid", "pci_bus_id", "gpu_instance_id")
+LABELS_GROUP = ("hpc_job", "nvlink_domain", "rack")  # of an Xid: what its node has in common with others
 LABEL_XID = "xid"
 LABEL_ERROR = "error"  # corrected, uncorrected
 

@@ -41,7 +41,7 @@ options:
   alert_selector:
     description: Which of Prometheus's alerts they are, the inside of a selector. Prometheus knows no receivers.
     type: str
-    default: alertname=~"Gpu.*",alertname!~"Gpuops.*"
+    default: remediation="gpuops"
   external_labels:
     description:
       - What Prometheus adds to the labels of each alert that it sends. By default its configuration is read.
@@ -104,6 +104,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.argspec 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import label_map
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
+from ansible_collections.gpuops.remediation.plugins.module_utils._names import LABEL_REMEDIATION, REMEDIATION
 
 SPEC = {
     "argument_spec": {
@@ -111,7 +112,7 @@ SPEC = {
         **ALERTMANAGER_SPEC,
         **PROMETHEUS_SPEC,
         "alertmanager_receiver": {"default": "gpuops"},
-        "alert_selector": {"default": 'alertname=~"Gpu.*",alertname!~"Gpuops.*"'},
+        "alert_selector": {"default": '%s="%s"' % (LABEL_REMEDIATION, REMEDIATION)},
         "external_labels": {"type": "dict"},
         "alert_labels": {"type": "dict", "default": {}},
         "lookback_seconds": {"type": "int", "default": 900},

@@ -53,9 +53,9 @@ def rewritten(
 
 
 def fingerprint(labels: Mapping[str, str]) -> str:
-    """Alertmanager's: FNV-1a of 64 bits, over the labels in order."""
+    """Alertmanager's: FNV-1a, 64 bits, over the sorted labels."""
     value = 14695981039346656037
-    for byte in b"".join(text.encode() + b"\xff" for pair in sorted(labels.items()) for text in pair):
+    for byte in b"".join(str(text).encode(errors="surrogatepass") + b"\xff" for pair in sorted(labels.items()) for text in pair):
         value = (value ^ byte) * 1099511628211 % 2**64
     return f"{value:016x}"
 

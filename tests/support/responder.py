@@ -27,9 +27,9 @@ TAINT = "gpu.unhealthy=true:NoSchedule"
 class Responder:
     """The collection at work on one cluster."""
 
-    def __init__(self, cluster, directory):
+    def __init__(self, cluster, directory, url=""):
         self.cluster = cluster
-        self.url = f"sqlite:///{directory}/ledger.db"
+        self.url = url or f"sqlite:///{directory}/ledger.db"
         self.ledger = Ledger.open(self.url)
         self.ledger.set_mode("act", "test", "test")
         self._begun = audit.read(cluster.audit_log)[-1].time

@@ -18,7 +18,7 @@ from monitoring import job, running_prometheus
 from run_module import run_module
 
 pytestmark = pytest.mark.timeout(900)
-RULE = {"alert": "GpuXid", "expr": "gpuops_xid_events_total > 0", "labels": {"severity": "critical"}}
+RULE = {"alert": "GpuXid", "expr": "gpuops_xid_events_total > 0", "labels": {"severity": "critical", "remediation": "gpuops"}}
 
 
 def metrics(xids: dict[tuple[str, str], int], *up: str) -> str:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 from collections import Counter
@@ -14,26 +13,12 @@ from collections import Counter
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BreakerTripped, LockHeld
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+from forks import PROCESSES, at_once
 from ledgers import alert, by_hand, opened, wanted
-
-PROCESSES = multiprocessing.get_context("fork")
 
 
 def side_by_side(count, work, url):
-    """The answers of `count` processes that call `work(ledger, number)` at the same time."""
-    start, answers = PROCESSES.Barrier(count), PROCESSES.Queue()
-
-    def one(number):
-        start.wait(60)
-        answers.put(work(Ledger.open(url), number))
-
-    processes = [PROCESSES.Process(target=one, args=(number,)) for number in range(count)]
-    for process in processes:
-        process.start()
-    found = [answers.get(timeout=120) for _process in processes]
-    for process in processes:
-        process.join()
-    return found
+    return at_once(count, lambda number: work(Ledger.open(url), number))
 
 
 def slot(ledger, number):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible_collections.gpuops.remediation.plugins.module_utils import _names
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import DEFAULT_LABELS
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import CATALOG_CODES, QUARANTINES, load_policy
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.recovery import RECOVERY_ACTIONS
@@ -86,7 +87,7 @@ def test_states_have_the_severity_that_the_policy_asks_for(alert, state):
 
 def test_rules_name_nothing_that_nobody_serves():
     served = {value for name, value in vars(_names).items() if name.startswith(("METRIC_", "LABEL_XID", "LABEL_ERROR"))}
-    served |= {*_names.LABELS_GPU, _names.LABEL_REMEDIATION, *WORDS}
+    served |= {*_names.LABELS_GPU, *_names.LABELS_GROUP, _names.LABEL_REMEDIATION, *WORDS}
     text = asyncio.run(Metrics(Ledger.open("sqlite://").figures).text()).decode()
     served |= set(re.findall(r"^gpuops_\w+", text, re.MULTILINE))
     for rule in GPU_RULES + RESPONDER_RULES:
@@ -94,6 +95,14 @@ def test_rules_name_nothing_that_nobody_serves():
         expression = re.sub(r'"[^"]*"', '""', rule["expr"])
         used = set(re.findall(r"(?<![\w:])[a-zA-Z_:][\w:]*", expression)) | set(rule.get("labels", ()))
         assert used <= served, rule
+
+
+def test_an_xid_keeps_every_label_that_the_responder_reads():
+    [recording] = [rule for rule in GPU_RULES if "record" in rule]
+    kept = set(re.search(r"by \(([^)]*)\)", recording["expr"])[1].split(", "))
+    assert kept == {*_names.LABELS_GPU, _names.LABEL_XID, *_names.LABELS_GROUP}
+    read = {fact: names[0] for fact, names in DEFAULT_LABELS.items() if fact != "gpu_index"}  # which we do not export
+    assert set(read.values()) == kept
 
 
 def test_jobs_are_the_ones_that_are_named():

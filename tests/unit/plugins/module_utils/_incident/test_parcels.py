@@ -161,7 +161,7 @@ BELIEVED = {
     "gpu_index": r"\d{1,4}|None",
     "gi": r"\d{1,4}|None",
     "xid": r"\d{1,4}|None",
-    "hint": r"True|False",
+    "hint": "True|False",
     **dict.fromkeys(GROUP_KINDS, r"[A-Za-z0-9._:/-]{1,128}"),
 }
 
