@@ -83,6 +83,12 @@ def test_prometheus_has_to_confirm_where_it_is_configured(fenced, api, ledger, w
     assert why in ledger.incident(answer["incident_id"])["stages"]["detect"]["reason"]
 
 
+def test_a_hint_fences_nothing(fenced, api):
+    """S3: what is over is no evidence, whoever confirms that it once was."""
+    assert fenced(lost(hint=True), prometheus=Witness(counted())) == []
+    assert api.writes() == []
+
+
 def test_one_query_for_a_batch(fenced):
     witness = Witness(counted("gpu-1"), counted("gpu-2"))
     assert [one["fenced"] for one in fenced(lost("gpu-1"), lost("gpu-2"), prometheus=witness)] == [True, True]
