@@ -24,8 +24,8 @@ TAINT = "gpu.unhealthy=true:NoSchedule"
 
 
 class Fleet(Controller):
-    def __init__(self, directory: Path, cluster: Cluster) -> None:
-        super().__init__(directory, orchestrator="kubernetes", kubeconfig=cluster.kubeconfig)
+    def __init__(self, directory: Path, cluster: Cluster, *, ledger_url: str = "") -> None:
+        super().__init__(directory, orchestrator="kubernetes", kubeconfig=cluster.kubeconfig, ledger_url=ledger_url)
         self.cluster = cluster
         self.objects = cluster.objects
         self.begun = audit.now()
