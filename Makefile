@@ -53,7 +53,10 @@ integration: setup ## playbooks and modules on simulated nodes and a real Kubern
 bench: setup ## measurements
 	@.ansible/venv/bin/python tests/benchmarks
 
+crash-matrix: setup ## kill everything everywhere (hours); ARGS="bare --who rulebook --repeats 1" for a part
+	@.ansible/venv/bin/python tests/crash $(ARGS)
+
 clean: ## remove what was built here; the cache outside the checkout stays
 	rm -rf .ansible .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache tests/output
 
-.PHONY: help setup demo test lint docs sanity units molecule simulator integration bench clean
+.PHONY: help setup demo test lint docs sanity units molecule simulator integration bench crash-matrix clean

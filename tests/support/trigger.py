@@ -172,6 +172,13 @@ class Rulebook:
     @contextlib.contextmanager
     def running(self) -> Iterator[Rulebook]:
         """Until it listens; it and every run that it has started are killed at the end."""
+        try:
+            self.start()
+            yield self
+        finally:
+            self.kill()
+
+    def start(self) -> None:
         variables = self.controller.directory / "rulebook.json"
         variables.write_text(json.dumps(self.variables))
         command = [str(self.controller.programs / "ansible-rulebook"), "-r", f"gpuops.remediation.{self.name}", *self.arguments]
@@ -189,11 +196,16 @@ class Rulebook:
                 start_new_session=True,
                 preexec_fn=self._enter,
             )
-        try:
-            wait_until(self._answers, "the rulebook's webhook", 120)
-            yield self
-        finally:
-            self.kill()
+        wait_until(self._answers, "the rulebook's webhook", 120)
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def family(self) -> set[int]:
+        """Its process and all that descend from it."""
+        assert self.process is not None
+        return {self.process.pid, *_children(self.process.pid)} if self.runs else set()
 
     def _enter(self) -> None:
         if self.cgroup:
