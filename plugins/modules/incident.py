@@ -48,7 +48,8 @@ options:
       closed: End the incident, in the state that its stages amount to or in O(end_state).
       released: Say that everything was undone and the GPU is back in service. Refused while a change of the incident stands.
       absorbed: Take over the ledgers in O(ledger_dir), kept while this one was away, and remove their files.
-      reconciled: Note that a reconcile has got to its end, so that monitoring sees when none does any more, and keep O(inventory) for the event source.
+      listed: Keep O(inventory), which was read just now, for the event source, which has none.
+      reconciled: Note that a reconcile has got to its end, so that monitoring sees when none does any more. Changes nothing else.
       pruned: Forget what is older than O(older_than_days). Open incidents, unsent notifications and the last word on each GPU (a release, or a human's) stay.
   alert_file:
     description: A file with a message of Alertmanager's webhook (version 4). Its alerts count as received now.
@@ -323,7 +324,7 @@ SPEC = {
         **LEDGER_SPEC,
         **LEDGER_LOCK_SPEC,
         **ALERTMANAGER_SPEC,
-        "state": {"default": "opened", "choices": ["opened", "closed", "released", "absorbed", "reconciled", "pruned"]},
+        "state": {"default": "opened", "choices": ["opened", "closed", "released", "absorbed", "listed", "reconciled", "pruned"]},
         "alert_file": {"type": "path"},
         "inbox_ids": {"type": "list", "elements": "int"},
         "incident_ids": {"type": "list", "elements": "str"},
@@ -363,7 +364,9 @@ def run(params, check_mode):
         return absorbed(ledger, params["ledger_dir"])
     if params["state"] == "reconciled":
         ledger.reconciled()
-        return {"changed": bool(params["inventory"]) and ledger.keep_nodes(params["inventory"])}
+        return {"changed": False}
+    if params["state"] == "listed":
+        return {"changed": ledger.keep_nodes(params["inventory"])}
     if params["state"] == "pruned":
         pruned = ledger.prune(params["older_than_days"])
         return {"changed": pruned > 0, "pruned": pruned}

@@ -117,7 +117,7 @@ def run(params, check_mode):
         params["incidents"],
         prometheus_of(params),
         Deadline(params["deadline_seconds"]),
-        check_mode,
+        check_mode=check_mode,
     )
     diffs = [{**one.pop("diff"), "before_header": one["node"], "after_header": one["node"]} for one in weighed]
     return {"changed": any(one["changed"] for one in weighed), "weighed": weighed, "diff": [diff for diff in diffs if "before" in diff]}

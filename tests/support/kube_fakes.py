@@ -137,10 +137,14 @@ class FakeLedger:
             row.owners.append(incident_id)
         return row
 
-    def applied(self, change_id: int, after: Any) -> None:
+    def applied(self, change_id: int, after: Any) -> FakeChange:
         rows = self._ask("applied", change_id)
-        if not self.check_mode:
+        if not self.check_mode and rows[change_id].status != "reverted":
             rows[change_id].status, rows[change_id].after = "applied", after
+        return rows[change_id]
+
+    def open_change(self, target: str) -> FakeChange | None:
+        return _open(self.rows, target)
 
     def disown(self, incident_id: str, target: str) -> FakeChange:
         row = _open(self._ask("disown", incident_id, target), target)

@@ -87,10 +87,15 @@ def fence(
     incidents: Sequence[Record],
     prometheus: Optional[Prometheus],
     deadline: Deadline,
+    *,
+    last: bool = True,
     check_mode: bool = False,
 ) -> list[dict[str, Any]]:
-    """Fence what is certainly lost among incidents that nobody has looked at yet; a result for each that was weighed, and its detect stage stored."""
-    fresh = [one for one in incidents if one["kind"] == "fault" and not one["resume"] and not one["stages"]]
+    """Fence what is certainly lost among new incidents that nobody has looked at yet; a result for each that was weighed.
+
+    What was fenced or contradicted is stored as the stage detect. All else is too where this is the last to try, or whoever comes next tries again.
+    """
+    fresh = [one for one in incidents if one["kind"] == "fault" and one["round"] == 1 and not one["resume"] and not one["stages"]]
     if not fresh or not allows(ledger.mode(), TAINT):
         return []
     weighed = weigh(fresh, policy, prometheus, ledger.now())
@@ -98,7 +103,8 @@ def fence(
     answers = iter(fences.fence_all(api, ledger, wanted, deadline, check_mode))
     told = [_told(one, next(answers) if one.fences else {}) for one in weighed]
     names = ("fenced", "witness", "error_kind")
-    ledger.detected({one["incident_id"]: ({name: one[name] for name in names}, one["reason"]) for one in told})
+    settled = [one for one in told if last or one["fenced"] or one["witness"] == witness.CONTRADICTED]
+    ledger.detected({one["incident_id"]: ({name: one[name] for name in names}, one["reason"]) for one in settled})
     return told
 
 

@@ -45,6 +45,12 @@ class Slot:
     groups: Sequence[Group]
 
 
+def named(given: Union[int, str, Mapping[str, Any], None]) -> Optional[str]:
+    """The name of a group as an inventory gives it, if it has one of its own."""
+    name = given.get("name") if isinstance(given, Mapping) else given
+    return name if isinstance(name, str) else None
+
+
 def groups_of(given: Mapping[str, Union[int, str, Mapping[str, Any], None]]) -> list[Group]:
     """`{fleet: 40, job: train-7, rack: {name: r12, size: 16}}`: a number is a size, a text a name."""
     groups = [Group("fleet", "fleet")] if "fleet" not in given else []

@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import NODE_WIDE, Alert, gpu_name, normal_pci
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.breaker import named
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import UNKNOWN, fault_key, group_key
 
 
@@ -48,9 +49,16 @@ def place_of(inventory: Mapping[str, Any], node: str) -> Place:
 
 
 def place_with(inventory: Mapping[str, Any], alert: Alert) -> Place:
-    """An alert's node, with the groups that the alert names too."""
+    """An alert's node, with the groups that the alert names too.
+
+    Where a node stands the inventory knows, and with it how many others do; its job changes, so there the alert knows better.
+    """
     place = place_of(inventory, alert.node)
-    return replace(place, groups={**place.groups, **alert.groups})
+    groups = {**alert.groups, **place.groups}
+    job = alert.groups.get("job")
+    if job and job != named(place.groups.get("job")):
+        groups["job"] = job
+    return replace(place, groups=groups)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ goes the long way of a taint.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._errors import 
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube import permit as permits
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.client import CONNECTIONS, KubeApi, node_path
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter, result_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter, failed_of, result_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import (
     Node,
     Taint,
@@ -45,7 +45,7 @@ _FEW = 2 * CONNECTIONS  # as many nodes are read one by one; for more the whole 
 class Ledger(permits.Ledger, Protocol):
     def grant(self, wants: Mapping[str, tuple[str, str, Mapping[str, Any]]], wanted: Any) -> Mapping[str, permits.Change]: ...
 
-    def all_applied(self, changes: Iterable[Any], after: Any) -> None: ...
+    def all_applied(self, changes: Iterable[Any], after: Any) -> Container[int]: ...
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class _Work:
     permit: permits.Permit
     before: Node | None = None
     after: Node | None = None
+    error: RemediationError | None = None
 
     @property
     def want(self) -> Want:
@@ -92,10 +93,14 @@ def fence_all(api: KubeApi, ledger: Ledger, fences: Sequence[Fence], deadline: D
             plain = {work.fence.incident_id: work for work in one_a_node if work.is_plain}
             granted = ledger.grant({name: (work.fence.node, work.target, work.fence.groups) for name, work in plain.items()}, dict(TAINT))
             list(pool.map(lambda name: _write(api, plain[name], deadline), granted))
-            ledger.all_applied([granted[name] for name in granted if plain[name].after], dict(TAINT))
+            standing = ledger.all_applied([granted[name] for name in granted if plain[name].after], dict(TAINT))
+            undone = [plain[name] for name in granted if plain[name].after and granted[name].id not in standing]
+            list(pool.map(lambda work: _take_back(api, work, deadline), undone))
 
         def result(work: _Work) -> dict[str, Any]:
-            before, after = work.before, work.after
+            before, after, error = work.before, work.after, work.error
+            if error:
+                return failed_of(work.fence.node, error)
             if before and after:
                 return result_of(work.fence.node, lambda: Outcome(before, after, plan(before, work.want)))
             writer = NodeWriter(api, work.permit, deadline, work.fence.uid, check_mode)
@@ -139,3 +144,12 @@ def _write(api: KubeApi, work: _Work, deadline: Deadline) -> None:
     with contextlib.suppress(RemediationError):
         patch = patch_of(node, wanted(node, work.want))
         work.after = parse_node(api.request("PATCH", node_path(work.fence.node), deadline, patch))
+
+
+def _take_back(api: KubeApi, work: _Work, deadline: Deadline) -> None:
+    try:
+        NodeWriter(api, work.permit, deadline, work.fence.uid).take_back(
+            [PART] if work.permit.is_free(PART) else [], work.fence.incident_id
+        )
+    except RemediationError as error:  # that it was ended, too
+        work.error = error

@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import NotConverged, Outcome, Step, converge
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import UnknownIncident
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import IncidentEnded, UnknownIncident
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.client import CONNECTIONS, KubeApi, node_path
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import (
@@ -94,10 +94,17 @@ class NodeWriter:
                     changes[part] = change
 
         outcome = self._settle(prepare, before_write, after_write=lambda: in_force.update(parts))
-        for part in parts if not self.check_mode else ():
-            if part in changes:
-                self.permit.applied(changes[part], part_of(outcome.after, part))
+        made = [part for part in parts if part in changes and not self.check_mode]
+        undone = [part for part in made if not self.permit.applied(changes[part], part_of(outcome.after, part))]
+        if undone and incident:
+            self.take_back([part for part in undone if self.permit.is_free(part)], incident.id)
         return outcome
+
+    def take_back(self, parts: Sequence[str], incident_id: str) -> None:
+        """Nobody wants these taints, and nothing would ever lift them: the incident was released while they were being written."""
+        want = Want({part.partition("/")[2]: None for part in parts if part != "cordon"}, {incident_id: False})
+        self._settle(lambda: lambda node: want, lambda node: None)
+        raise IncidentEnded(f"incident {incident_id} was ended while node {self.name} was being written; what was written is gone again")
 
     def absent(self, taints: Sequence[Taint]) -> Outcome[Node]:
         """Take the taints off, whoever put them there: an operator's own use, without an incident."""
@@ -198,8 +205,12 @@ def result_of(name: str, write: Callable[[], Outcome[Node]]) -> dict[str, Any]:
     try:
         return {"name": name, **write().result(show), "error": None, "error_kind": None}
     except RemediationError as error:
-        failure = error.failure()
-        return {"name": name, "changed": False, "error": failure.pop("msg"), **failure}
+        return failed_of(name, error)
+
+
+def failed_of(name: str, error: RemediationError) -> dict[str, Any]:
+    failure = error.failure()
+    return {"name": name, "changed": False, "error": failure.pop("msg"), **failure}
 
 
 def summary(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -47,7 +47,9 @@ class Ledger(Protocol):
 
     def intend(self, incident_id: str, target: str, before: Any, wanted: Any) -> Change: ...
 
-    def applied(self, change_id: int, after: Any) -> object: ...
+    def applied(self, change_id: int, after: Any) -> Change: ...
+
+    def open_change(self, target: str) -> object: ...
 
     def disown(self, incident_id: str, target: str) -> Change: ...
 
@@ -101,9 +103,15 @@ class Permit:
             return None
         return self.incident.ledger.intend(self.incident.id, self._target(part), before, wanted)
 
-    def applied(self, change: Change, after: Any) -> None:
+    def applied(self, change: Change, after: Any) -> bool:
+        """Whether anybody still wants it: without a lock, a release may have come between the ledger's word and the write."""
         if self.incident and change.status == "intended":
-            self.incident.ledger.applied(change.id, after)
+            return self.incident.ledger.applied(change.id, after).status != "reverted"
+        return True
+
+    def is_free(self, part: str) -> bool:
+        """Whether no incident wants this part of the node to be as we made it."""
+        return self.incident is None or self.incident.ledger.open_change(self._target(part)) is None
 
     def disown(self, parts: Iterable[str]) -> dict[str, Change]:
         """Stop wanting these changes; those that nobody else wants are ours to undo."""

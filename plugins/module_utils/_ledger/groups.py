@@ -16,7 +16,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.corr
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arrivals import Arrived, How, Told
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import OPEN_STATES, group_key
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.records import PREDICTED
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import from_group, place_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import from_group, place_with
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.changes import Changes
 
 try:
@@ -52,14 +52,14 @@ class Groups(Changes):
         alert = one.judged.alert
         if alert is None or alert.status != "firing" or alert.hint or alert.node not in how.inventory or how.correlation is None:
             return None
-        domain, place = how.correlation.domain_of(alert.xid), place_of(how.inventory, alert.node)
+        domain, place = how.correlation.domain_of(alert.xid), place_with(how.inventory, alert)
         if domain is None or not place.managed:
             return None
         episode = (ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at == alert.starts_at)
         with self.read() as connection:
             if connection.execute(sa.select(ALERTS.c.id).where(*episode, ALERTS.c.incident_id.is_not(None))).first():
                 return None
-        return Seen(alert.node, domain, {**place.groups, **alert.groups}, one.received_at)
+        return Seen(alert.node, domain, place.groups, one.received_at)
 
     def _lately(self, seen: Seen, seconds: float) -> Optional[Key]:
         """The open incident of one of its groups whose last alert is no longer ago than the window."""

@@ -87,7 +87,8 @@ class Inbox(Groups, Storm):
         ]
         records, others = self.open_plain(arrived, how) if arrived else ([], [])
         for one, alert in others:
-            records += self._open_alert(one, alert, how).records
+            if not self._is_recreated(place_with(how.inventory, alert)):  # who has only a list of the nodes may be behind it
+                records += self._open_alert(one, alert, how).records
         return list({record["id"]: record for record in records}.values())
 
     def _messages(self, inbox_ids: Iterable[int]) -> list[Message]:

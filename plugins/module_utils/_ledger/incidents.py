@@ -321,18 +321,26 @@ class Incidents(Settings):
             return True
         return bool(row.gpu == want.gpu) and self._again(connection, row, want)
 
+    def _is_recreated(self, place: Place) -> bool:
+        """Whether incidents are open of another node under this one's name."""
+        with self.read() as connection:
+            return bool(connection.execute(self._of_another(place)).first())
+
+    @staticmethod
+    def _of_another(place: Place) -> Any:
+        return sa.select(INCIDENTS).where(
+            INCIDENTS.c.open_key.is_not(None),
+            INCIDENTS.c.kind == "fault",
+            INCIDENTS.c.node == place.node,
+            INCIDENTS.c.node_uid != place.uid,
+            INCIDENTS.c.node_uid != INCIDENTS.c.node,
+        )
+
     def _end_recreated(self, connection: sa.Connection, want: Want) -> None:
         """A node recreated under its name is another node (S6). Without a UID from Kubernetes there is nothing to compare."""
         if want.group_kind or want.place.uid == want.place.node:
             return
-        others = sa.select(INCIDENTS).where(
-            INCIDENTS.c.open_key.is_not(None),
-            INCIDENTS.c.kind == "fault",
-            INCIDENTS.c.node == want.place.node,
-            INCIDENTS.c.node_uid != want.place.uid,
-            INCIDENTS.c.node_uid != INCIDENTS.c.node,
-        )
-        for row in connection.execute(others).all():
+        for row in connection.execute(self._of_another(want.place)).all():
             self._end(connection, row, "cancelled_by_human", "the node was recreated under its name (UID %s)" % want.place.uid)
 
     # Alerts

@@ -38,8 +38,6 @@ def open_incidents(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
         "correlation": correlation_of(params),
         "silences": silences,
     }
-    if inventory and not ledger.check_mode:
-        ledger.keep_nodes(inventory)
     if params["alert_file"]:
         result = ledger.open_from_file(read_file(params["alert_file"]), "file:%s" % params["alert_file"], **message)
     elif params["inbox_ids"]:

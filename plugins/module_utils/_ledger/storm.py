@@ -149,12 +149,14 @@ class Storm(Changes):
             connection.execute(sa.insert(SLOTS), new)
         return granted
 
-    def all_applied(self, changes: Iterable[Change], after: Any) -> None:
-        """These changes were made, read back, and all look alike."""
+    def all_applied(self, changes: Iterable[Change], after: Any) -> set[int]:
+        """These changes were made, read back, and all look alike. The ids of those that still stand: others were undone by a release meanwhile."""
         ids = [change.id for change in changes]
-        made = (CHANGES.c.id.in_(ids), CHANGES.c.open_target.is_not(None), CHANGES.c.status == "intended")
+        standing = (CHANGES.c.id.in_(ids), CHANGES.c.open_target.is_not(None))
         with self.write() as connection:
-            connection.execute(sa.update(CHANGES).where(*made).values(status="applied", after=after, applied_at=self.now()))
+            made = sa.update(CHANGES).where(*standing, CHANGES.c.status == "intended")
+            connection.execute(made.values(status="applied", after=after, applied_at=self.now()))
+            return set(connection.execute(sa.select(CHANGES.c.id).where(*standing)).scalars())
 
     def detected(self, told: Mapping[str, tuple[Mapping[str, Any], str]]) -> None:
         """What was weighed before anybody looked at the node, and in words why, as the stage that it is."""

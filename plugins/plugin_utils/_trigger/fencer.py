@@ -47,5 +47,5 @@ class Fencer:
         if not incidents:
             return Counter()
         self._api = self._api or connect(self._settings.kubeconfig, self._settings.context, DEADLINE_SECONDS)
-        told = fence(self._ledger, self._api, self._policy, incidents, self._prometheus, Deadline(DEADLINE_SECONDS))
+        told = fence(self._ledger, self._api, self._policy, incidents, self._prometheus, Deadline(DEADLINE_SECONDS), last=False)
         return Counter("fenced" if one["fenced"] else "failed" if one["error_kind"] else "not_confirmed" for one in told)

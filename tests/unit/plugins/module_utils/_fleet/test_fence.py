@@ -113,3 +113,25 @@ def test_why_a_fence_failed_is_told(fenced, api, ledger):
     [answer] = fenced(lost())
     assert (answer["fenced"], answer["error_kind"]) == (False, "node_gone")
     assert "Not fenced: node gpu-1 does not exist" in ledger.incident(answer["incident_id"])["stages"]["detect"]["reason"]
+
+
+def test_a_new_round_is_not_fenced_on_the_old_alert(ledger, api):
+    """S3, S8: what the breaker held is diagnosed anew, never replayed."""
+    ledger.set_mode("fence", "tests", "the test needs it")
+    incident = ledger.open_incident(wanted(lost(), uid="uid-1")).record
+    ledger.close_incident(incident["id"], "held_for_human", "the breaker")
+    record = ledger.reopen(incident["id"], anew=True).record
+    assert (record["round"], fence(ledger, api, POLICY, [record], None, Clock().deadline()), api.writes()) == (2, [], [])
+
+
+def test_who_is_not_the_last_to_try_settles_only_what_is_clear(ledger, api):
+    """A Prometheus or an API that gives the source no answer may give the run one."""
+    ledger.set_mode("fence", "tests", "the test needs it")
+    incident = ledger.open_incident(wanted(lost(), uid="uid-1")).record
+
+    def tried(witness, **options):
+        return fence(ledger, api, POLICY, [ledger.incident(incident["id"])], witness, Clock().deadline(), **options)
+
+    assert [one["witness"] for one in tried(Witness(error=PrometheusUnavailable("no answer")), last=False)] == ["missing"]
+    assert [one["fenced"] for one in tried(Witness(counted()), last=True)] == [True]
+    assert tried(Witness(counted()), last=True) == []

@@ -148,3 +148,43 @@ def test_check_mode_predicts(world):
     world.node("gpu-1")
     [result] = world.fence_all(world.fence("gpu-1"), check_mode=True)
     assert (result["changed"], result["after"]["taints"], world.taints("gpu-1")) == (True, [OURS], [])
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_release_that_comes_between_leaves_no_taint_behind(world, plain):
+    """S9: what nobody wants any more is taken off again by who wrote it, the short way and the long way."""
+    world.node("gpu-1")
+    fence = world.fence("gpu-1")
+    passed = iter([True])
+
+    def meanwhile(method, path, body):
+        if method != "PATCH":
+            return
+        if not plain and next(passed, None):
+            raise ApiUnavailable("the short way is closed")
+        change = world.change("gpu-1")
+        if change:
+            world.ledger.disown(fence.incident_id, change.target)
+            world.ledger.reverted(change.id)
+            world.ledger.close_incident(fence.incident_id, "no_action", "nothing is wrong")
+
+    world.api.before = meanwhile
+    assert [one["error_kind"] for one in world.fence_all(fence)] == ["incident_ended"]
+    node = world.api.objects["/api/v1/nodes/gpu-1"]
+    assert (node["spec"]["taints"], node["metadata"]["annotations"]) == ([], {})
+
+
+def test_a_taint_that_another_incident_wants_stays(world):
+    world.node("gpu-1")
+    first, second = (world.fence("gpu-1", gpu=gpu) for gpu in ("0000:19:00.0", "0000:1a:00.0"))
+
+    def meanwhile(method, path, body):
+        change = world.change("gpu-1")
+        if method == "PATCH" and change and change.owners == [first.incident_id]:
+            world.ledger.disown(first.incident_id, change.target)
+            world.ledger.reverted(change.id)
+            world.ledger.intend(second.incident_id, change.target, None, OURS)
+
+    world.api.before = meanwhile
+    assert [one["error_kind"] for one in world.fence_all(first)] == ["incident_ended"]
+    assert world.taints("gpu-1") == [OURS]

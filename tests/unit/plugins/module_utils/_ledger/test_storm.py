@@ -123,3 +123,20 @@ def test_what_was_weighed_is_a_stage_and_is_not_overwritten(ledger):
     ledger.detected({asked[0]: ({"fenced": False}, "again"), asked[1]: ({"fenced": False}, "other")})
     stages = [ledger.incident(name)["stages"]["detect"] for name in asked]
     assert [(one["outcome"], one["reason"], one["data"]["fenced"]) for one in stages] == [("ok", "because", True), ("ok", "other", False)]
+
+
+def test_a_list_of_nodes_that_is_behind_ends_no_incident(ledger):
+    """S6: only who has just asked the API may say that a node was recreated."""
+    incident = ledger.open_incident(by_hand(node="gpu-1", uid="the new one")).record
+    assert opened(ledger, raw(1)) == []
+    assert ledger.incident(incident["id"])["state"] == "running"
+
+
+def test_where_a_node_stands_the_inventory_knows_and_its_job_the_alert(ledger):
+    """S8: the sizes that the breaker needs are the inventory's."""
+    inventory = {"gpu-1": {**INVENTORY["gpu-1"], "groups": {"rack": {"name": "r9", "size": 16}, "job": {"name": "train", "size": 400}}}}
+    [same] = opened(ledger, raw(1, hpc_job="train"), inventory=inventory)
+    assert same["groups"] == {"rack": {"name": "r9", "size": 16}, "job": {"name": "train", "size": 400}}
+    ledger.close_incident(same["id"], "no_action", "over")
+    [other] = opened(ledger, raw(1, hpc_job="eval", starts="2026-11-29T11:59:50Z"), inventory=inventory)
+    assert other["groups"] == {"rack": {"name": "r9", "size": 16}, "job": "eval"}
