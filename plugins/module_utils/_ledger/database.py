@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import select
 import socket
 import threading
 import traceback
@@ -217,6 +218,14 @@ class _Server:
                 same.shutdown(socket.SHUT_RDWR)
 
 
+def _still_open(connection: Any, record: Any, proxy: Any) -> None:
+    """SQLAlchemy's event `checkout`: a server that was stopped has closed it, and the pool makes another one. A ping would wait for one that hangs."""
+    waiting = select.poll()
+    waiting.register(connection.fileno(), select.POLLIN)
+    if waiting.poll(0):
+        raise exc.DisconnectionError
+
+
 def controller() -> str:
     """What tells this controller from others, across reboots and new names."""
     try:
@@ -229,6 +238,7 @@ def _engine(url: sa.URL, check_mode: bool, server: _Server) -> sa.Engine:
     if url.get_backend_name() == "postgresql":
         engine = sa.create_engine(url, connect_args={"connect_timeout": 10})
         event.listen(engine, "do_connect", server.connect)
+        event.listen(engine, "checkout", _still_open)
         return engine
     if not _is_file(url):
         engine = sa.create_engine(url, poolclass=StaticPool, connect_args={"check_same_thread": False})

@@ -22,7 +22,6 @@ class Connections:
         self._busy: set[Any] = set()
 
     def middleware(self) -> Any:
-        @web.middleware
         async def watched(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
             self._busy.add(request.protocol)
             self._idle_since.pop(request.protocol, None)
@@ -31,7 +30,7 @@ class Connections:
             finally:
                 self._busy.discard(request.protocol)
 
-        return watched
+        return web.middleware(watched)
 
     def close_idle(self, connections: Iterable[Any], now: float) -> None:
         self._idle_since = {one: self._idle_since.get(one, now) for one in connections if one not in self._busy}

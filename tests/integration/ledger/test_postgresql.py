@@ -20,6 +20,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.error
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger import database
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from ledgers import fresh_schema, opened
+from postgresql import postgresql_server
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -48,6 +49,17 @@ def test_a_database_that_is_read_only(server):
     for write in (lambda: read_only.set_mode("act", "jane", "why"), lambda: read_only.intend(incident_id, "t", None, 1)):
         with pytest.raises(LedgerUnavailable, match="nothing is changed: cannot execute INSERT in a read-only transaction"):
             write()
+
+
+def test_a_server_that_was_started_again():
+    """The event source keeps its connections: the first message after the server is back is taken like any other."""
+    with postgresql_server() as server:
+        ledger = Ledger.open(server.url)
+        assert ledger.mode() == "observe"
+        server.stop()
+        server.start()
+        ledger.set_mode("act", "jane", "why")
+        assert ledger.mode() == "act"
 
 
 @contextmanager
