@@ -24,6 +24,7 @@ sys.path[:0] = [
 ]
 
 import deliveries  # noqa: E402
+import mig_plans  # noqa: E402
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger  # noqa: E402
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.lines import parse_line  # noqa: E402
 from ledgers import fresh_schema  # noqa: E402
@@ -109,6 +110,7 @@ def main() -> None:
     ledger(200)
     loop(runs=3)
     messages()
+    mig_plans.show()
 
 
 if __name__ == "__main__":

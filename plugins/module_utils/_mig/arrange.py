@@ -24,15 +24,15 @@ class Piece:
     start: Optional[int] = None
     slots: int = 0
     detail: Hashable = None
-    busy: int = 0  # busy things that go when it goes
+    inside: int = 0  # things that go with it, and so many of them busy
+    busy: int = 0
 
 
 class Change(NamedTuple):
-    """What it costs inside a piece to make it a wanted one."""
+    """What has to go inside a piece to make it a wanted one, and how much of that is busy."""
 
     busy: int = 0
     destroyed: int = 0
-    created: int = 0
 
 
 class Arrangement(NamedTuple):
@@ -43,7 +43,7 @@ class Arrangement(NamedTuple):
 
     @property
     def change(self) -> Change:
-        return Change(self.busy, len(self.gone), len(self.placed))
+        return Change(self.busy, len(self.gone))
 
 
 Fit = Callable[[int, Piece], Optional[Change]]
@@ -57,8 +57,8 @@ _Pairing = tuple[Optional[_Option], ...]
 def arrange(board: Board, have: Sequence[Piece], want: Sequence[Piece], fit: Fit, *, spare_busy: bool = True) -> Optional[Arrangement]:
     """None where there is no way. With spare_busy=False busy pieces may go too, as few as can be: those are what stands in the way.
 
-    In this order the cheapest has the fewest busy gone, pieces gone, things destroyed inside pieces, slots stranded, things created inside
-    pieces; then does without an empty board in between; then leaves the largest room and the most choices, at the lowest starts.
+    In this order the cheapest has the fewest busy gone, pieces gone, things gone inside pieces, slots stranded; then does without an empty
+    board in between; then leaves the largest room and the most choices, at the lowest starts. How much is created follows from what goes.
     """
     wanted = Counter(want)
     pieces = sorted(wanted, key=lambda piece: (-board.sizes[piece.kind], piece.kind, piece.start is None))
@@ -126,17 +126,17 @@ def _cheaper(
     best: Optional[tuple[tuple[object, ...], Arrangement]],
 ) -> Optional[tuple[tuple[object, ...], Arrangement]]:
     """The cheapest way with this pairing and what it costs, or the best so far."""
-    free, busy, destroyed, created = board.all_slots, 0, 0, 0
+    free, busy, destroyed = board.all_slots, 0, 0
     gone = []
     for one, option in enumerate(pairing):
         if option is None:
             gone.append(one)
             busy += have[one].busy
+            destroyed += have[one].inside
         else:
             free &= ~have[one].slots
             busy += option[1].busy
             destroyed += option[1].destroyed
-            created += option[1].created
     if best and best[0][:3] < (busy, len(gone), destroyed):
         return best
     rest = [piece for piece, number in zip(pieces, left) for _one in range(number)]
@@ -145,7 +145,7 @@ def _cheaper(
     if filled is None:
         return best
     (stranded, *finer), spots = filled
-    cost = (busy, len(gone), destroyed, stranded, created, *finer, spots, tuple(gone))
+    cost = (busy, len(gone), destroyed, stranded, *finer, spots, tuple(gone))
     if best and best[0] <= cost:
         return best
     kept = tuple((one, pieces[option[0]]) for one, option in enumerate(pairing) if option)

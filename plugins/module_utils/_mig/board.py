@@ -28,7 +28,7 @@ class Worth:
 
     stranded: int  # free slots that nothing can use
     short_of_largest: int
-    short_of_choices: int
+    short_of_choices: int  # of kinds and places
 
 
 @dataclass(eq=False)
@@ -39,11 +39,13 @@ class Board:
     sizes: Mapping[str, int]
     starts: Mapping[str, tuple[int, ...]]
     limits: Mapping[str, int]
+    _choices: tuple[int, ...] = field(init=False)
     _spans: tuple[int, ...] = field(init=False)
-    _worth: dict[int, Worth] = field(default_factory=dict)
+    _worth: dict[int, Worth] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._spans = tuple(sorted({span(start, self.sizes[kind]) for kind, starts in self.starts.items() for start in starts}))
+        self._choices = tuple(span(start, self.sizes[kind]) for kind, starts in self.starts.items() for start in starts)
+        self._spans = tuple(sorted(set(self._choices)))
 
     @property
     def all_slots(self) -> int:
@@ -52,11 +54,10 @@ class Board:
     def worth(self, free: int) -> Worth:
         known = self._worth.get(free)
         if known is None:
-            fitting = [one for one in self._spans if one & ~free == 0]
+            fitting = [one for one in self._choices if one & ~free == 0]
             largest = max((bin(one).count("1") for one in fitting), default=0)
-            known = self._worth[free] = Worth(
-                bin(free).count("1") - self._cover(free), self.slots - largest, len(self._spans) - len(fitting)
-            )
+            stranded = bin(free).count("1") - self._cover(free)
+            known = self._worth[free] = Worth(stranded, self.slots - largest, len(self._choices) - len(fitting))
         return known
 
     def _cover(self, free: int) -> int:

@@ -62,7 +62,8 @@ class _Planner:
         self.busy = _busy_names(current, busy)
         self.want = [_wanted_piece(model, one) for one in want.instances]
         self.have = [
-            Piece(self._kind(one), one.placement.start, one.placement.slots, busy=len(self._busy_in(one))) for one in current.instances
+            Piece(self._kind(one), one.placement.start, one.placement.slots, inside=len(one.compute), busy=len(self._busy_in(one)))
+            for one in current.instances
         ]
         self._inside: dict[tuple[int, Piece, bool], Optional[Arrangement]] = {}
 
