@@ -57,12 +57,15 @@ _Pairing = tuple[Optional[_Option], ...]
 def arrange(board: Board, have: Sequence[Piece], want: Sequence[Piece], fit: Fit, *, spare_busy: bool = True) -> Optional[Arrangement]:
     """None where there is no way. With spare_busy=False busy pieces may go too, as few as can be: those are what stands in the way.
 
+    `fit` says what has to go inside a standing piece so that it is a wanted one; None if it cannot be that, or not without busy things
+    where those are spared.
+
     In this order the cheapest has the fewest busy gone, pieces gone, things gone inside pieces, slots stranded; then does without an empty
     board in between; then leaves the largest room and the most choices, at the lowest starts. How much is created follows from what goes.
     """
     wanted = Counter(want)
     pieces = sorted(wanted, key=lambda piece: (-board.sizes[piece.kind], piece.kind, piece.start is None))
-    options = _options(have, pieces, fit, spare_busy)
+    options = _options(have, pieces, fit)
     movable = [not (spare_busy and piece.busy) for piece in have]
     left = [wanted[piece] for piece in pieces]
     best: Optional[tuple[tuple[object, ...], Arrangement]] = None
@@ -77,7 +80,7 @@ def arrange(board: Board, have: Sequence[Piece], want: Sequence[Piece], fit: Fit
 def can_all_stay(have: Sequence[Piece], want: Sequence[Piece], fit: Fit) -> bool:
     """Whether each piece that stands there can be one of the wanted, wherever the rest of them would be."""
     wanted = Counter(want)
-    options = _options(have, list(wanted), fit, True)
+    options = _options(have, list(wanted), fit)
     return any(True for _pairing in _pairings(options, [False] * len(have), list(wanted.values()), 0))
 
 
@@ -94,9 +97,9 @@ def _slots(board: Board, kind: str, start: int) -> int:
     return span(start, board.sizes[kind])
 
 
-def _options(have: Sequence[Piece], pieces: Sequence[Piece], fit: Fit, spare_busy: bool) -> list[list[_Option]]:
+def _options(have: Sequence[Piece], pieces: Sequence[Piece], fit: Fit) -> list[list[_Option]]:
     rows = [[(number, fit(one, piece)) for number, piece in enumerate(pieces)] for one in range(len(have))]
-    return [[(number, change) for number, change in row if change and not (spare_busy and change.busy)] for row in rows]
+    return [[(number, change) for number, change in row if change] for row in rows]
 
 
 def _pairings(options: list[list[_Option]], movable: list[bool], left: list[int], gone: int) -> Iterator[_Pairing]:

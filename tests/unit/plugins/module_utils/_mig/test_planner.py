@@ -110,6 +110,9 @@ def test_any_want_is_planned_or_refused_with_the_reason(model, seed, data):
             ("3g.71gb@0",), {"3g.71gb": 1, "4g.71gb": 1}, (), [], ["3g.71gb@0"], ["3g.71gb@4", "4g.71gb@0"], id="moves what is in the way"
         ),
         pytest.param(("1g.18gb@0", "1g.18gb@1"), {"1g.18gb": 1}, ("1g.18gb@0",), ["1g.18gb@0"], ["1g.18gb@1"], [], id="the idle one goes"),
+        pytest.param(
+            ("1g.18gb@0", "1g.18gb@4"), {"1g.18gb": 1}, (), ["1g.18gb@4"], ["1g.18gb@0"], [], id="the one that leaves 4g its place stays"
+        ),
         pytest.param(("3g.71gb@4 -", "3g.71gb@0"), {"3g.71gb": 1}, (), ["3g.71gb@0"], ["3g.71gb@4"], [], id="the one without compute goes"),
         pytest.param(("1g.18gb@0",), {"1g.18gb+me": 1}, (), [], ["1g.18gb@0"], ["1g.18gb+me@4"], id="media extensions are another profile"),
     ],
@@ -201,6 +204,8 @@ def test_refused_for_what_cannot_be(want, reason, words):
 def test_idle_instances_move_only_where_they_may():
     current, want = layout(H200, "1g.18gb@1"), want_counts(H200, {"1g.18gb": 1, "4g.71gb": 1})
     assert names(plan(H200, current, want).moved) == ["1g.18gb@1"]
+    both = plan(H200, layout(H200, "1g.18gb@0", "1g.18gb@1"), want)
+    assert (len(both.destroy), len(both.moved)) == (2, 1)
     with pytest.raises(Fragmented, match=r"1g.18gb@1 would have to move"):
         plan(H200, current, want, may_move=False)
 
