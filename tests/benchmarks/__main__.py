@@ -24,6 +24,7 @@ sys.path[:0] = [
 ]
 
 import deliveries  # noqa: E402
+import mig_plans  # noqa: E402
 import storm  # noqa: E402
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger  # noqa: E402
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.lines import parse_line  # noqa: E402
@@ -114,6 +115,7 @@ def main() -> None:
         show(f"a fault on a node, until {stage}", seconds, "s")
     messages()
     storm.show()
+    mig_plans.show()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,38 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""Why no plan leads to the wanted layout."""
+
+from __future__ import annotations
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+
+
+class MigError(RemediationError):
+    """The root of what the MIG planner refuses."""
+
+    kind = "mig"
+
+
+class Infeasible(MigError):
+    """The GPU cannot have this layout, whatever is on it now.
+
+    `reason` in the details is profile (it has none of that name), start, limit, slices, placement or compute.
+    """
+
+    kind = "mig_infeasible"
+
+
+class Busy(MigError):
+    """Instances that are busy would have to go, because the wanted layout does not hold them. They are `instances` in the details."""
+
+    kind = "mig_busy"
+
+
+class Fragmented(MigError):
+    """The wanted layout holds every instance that has to stay, but `instances` stand where the rest of it has to be."""
+
+    kind = "mig_fragmented"
