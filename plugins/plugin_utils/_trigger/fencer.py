@@ -34,7 +34,7 @@ class Fencer:
     def __init__(self, settings: Settings, ledger: Ledger, policy: Policy) -> None:
         self._settings, self._ledger, self._policy = settings, ledger, policy
         self._limits = Limits.of(settings.limits)
-        self._prometheus = Prometheus(settings.prometheus_url, PROMETHEUS_SECONDS) if settings.prometheus_url else None
+        self._prometheus = prometheus_of(settings)
         self._api: Optional[KubeApi] = None
 
     def fence(self, rows: Sequence[Kept]) -> Counter[str]:
@@ -49,3 +49,9 @@ class Fencer:
         self._api = self._api or connect(self._settings.kubeconfig, self._settings.context, DEADLINE_SECONDS)
         told = fence(self._ledger, self._api, self._policy, incidents, self._prometheus, Deadline(DEADLINE_SECONDS), last=False)
         return Counter("fenced" if one["fenced"] else "failed" if one["error_kind"] else "not_confirmed" for one in told)
+
+
+def prometheus_of(settings: Settings) -> Optional[Prometheus]:
+    if not settings.prometheus_url:
+        return None
+    return Prometheus(settings.prometheus_url, PROMETHEUS_SECONDS, settings.prometheus_token, settings.prometheus_ca_file)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -21,6 +22,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec
 
 POLICY_FILE = str(Path(__file__).parents[3] / "data" / "xid_policy.yml")
 FENCE_IN = ("source", "playbook")
+_NO_NUMBER = "it must be text that is none, since the rulebook's templates would make it one"
 
 
 class BadArguments(RemediationError):
@@ -50,7 +52,9 @@ class Settings:
     fence_in: str = "playbook"
     kubeconfig: Optional[str] = None
     context: Optional[str] = None
-    prometheus_url: str = ""
+    prometheus_url: str = field(default="", repr=False)
+    prometheus_token: Optional[str] = field(default=None, repr=False)
+    prometheus_ca_file: Optional[str] = None
     limits: Mapping[str, Any] = field(default_factory=dict)
     max_parallel_nodes: int = 5
 
@@ -77,6 +81,8 @@ class Settings:
                 given[name] = _number(given, name, kind, least, most)
         if bool(given.get("certfile")) != bool(given.get("keyfile")) or (given.get("cafile") and not given.get("certfile")):
             raise BadArguments("TLS needs certfile and keyfile; cafile, which asks clients for a certificate, needs both")
+        if isinstance(given.get("prometheus_token"), (int, float)):
+            raise BadArguments("prometheus_token is a number: %s" % _NO_NUMBER)
         label_map(given.get("alert_labels"))
         Limits.of(given.get("limits"))
         if given.get("fence_in", "playbook") not in FENCE_IN:
@@ -86,6 +92,11 @@ class Settings:
     @property
     def labels(self) -> LabelMap:
         return label_map(self.alert_labels)
+
+    @property
+    def takes_tokens_in_the_clear(self) -> bool:
+        """Whether another machine can post here, and anybody between can read its token."""
+        return not self.certfile and not _is_loopback(self.host)
 
     @property
     def tls(self) -> Optional[ssl.SSLContext]:
@@ -101,10 +112,17 @@ class Settings:
 def _tokens(given: Any) -> tuple[str, ...]:
     tokens = [given] if isinstance(given, str) else given
     if any(isinstance(token, (int, float)) for token in (tokens if isinstance(tokens, (list, tuple)) else [tokens])):
-        raise BadArguments("a token must be text that is no number: the rulebook's templates would make it one")
+        raise BadArguments("a token is a number: %s" % _NO_NUMBER)
     if not isinstance(tokens, (list, tuple)) or not tokens or not all(isinstance(token, str) and token.strip() for token in tokens):
         raise BadArguments("tokens is needed: one bearer token, or a list of several while they are changed")
     return tuple(token.strip() for token in tokens)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _number(given: Mapping[str, Any], name: str, kind: Any, least: float, most: float) -> Any:

@@ -189,6 +189,8 @@ def _event(**content: Any) -> dict[str, Any]:
 async def run(queue: asyncio.Queue[Any], args: Mapping[str, Any]) -> None:
     required()
     settings = Settings.of(args)
+    if settings.takes_tokens_in_the_clear:
+        _LOG.warning("tokens come unencrypted to %s: certfile and keyfile are for other machines than this one", settings.host)
     policy = load_policy(settings.policy_file)
     ledger = await asyncio.to_thread(open_ledger, settings.ledger_url)
     try:

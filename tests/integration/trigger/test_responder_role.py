@@ -80,8 +80,13 @@ def alertmanager_takes_its_part(directory):
     config = directory / "alertmanager.yml"
     ours = whole(directory / "config" / "alertmanager.yml", config)
     amtool("check-config", str(config))
-    for alert, receivers in (("GpuXidFatal", "gpuops,people"), ("GpuopsIncident", "people"), ("NodeDown", "people")):
-        routed = amtool("config", "routes", "test", f"--config.file={config}", f"alertname={alert}", "node=gpu-1")
+    ours_too = ["node=gpu-1", "remediation=gpuops"]
+    for alert, labels, receivers in (
+        ("GpuXidFatal", ours_too, "gpuops,people"),
+        ("GpuopsIncident", ours_too, "people"),
+        ("NodeDown", ["node=gpu-1"], "people"),
+    ):
+        routed = amtool("config", "routes", "test", f"--config.file={config}", f"alertname={alert}", *labels)
         assert routed.strip() == receivers
     [webhook] = ours["receivers"][0]["webhook_configs"]
     assert (webhook["url"], webhook["send_resolved"], "max_alerts" in webhook) == ("https://localhost:5055/alerts", True, False)
@@ -99,6 +104,7 @@ def test_by_playbook(deploy, tmp_path):
         "ledger_url": "postgresql://u:secret@db/gpuops",
         "responder_credentials": [{"name": "kubeconfig", "path": "/etc/gpuops/kubeconfig", "environment": "KUBECONFIG"}],
         "alertmanager_ca_file": "/etc/alertmanager/ca.crt",
+        "prometheus_token": "secret too",
     }
     assert not deploy(trigger_token="").ok, "without a token nobody may post"
     run = deploy("--check", **wanted)
@@ -113,9 +119,19 @@ def test_by_playbook(deploy, tmp_path):
     assert "secret" not in units and "KUBECONFIG=/run/credentials/%n/kubeconfig" in units
     settings = yaml.safe_load((tmp_path / "config" / "responder.yml").read_text())
     assert settings["gpuops_ledger_url"] == "postgresql://u:secret@db/gpuops" and "gpuops_trigger_token" not in settings
+    assert settings["gpuops_prometheus_token"] == "secret too"
     # Within double quotes systemd's environment files and POSIX shells agree on a backslash before itself and before a quote.
     [assignment] = (tmp_path / "config" / "responder.env").read_text().splitlines()
     assert shlex.split(assignment) == [f"GPUOPS_TRIGGER_TOKEN={TOKEN}"]
+
+
+@pytest.mark.timeout(600)
+def test_a_controller_with_a_gpu(deploy, tmp_path):
+    """What root keeps on a node is not in a folder of the services' user."""
+    driver = ["-e", json.dumps({"responder_gpu_device": str(tmp_path)})]
+    refused = deploy("--check", *driver, trigger_token="one")
+    assert not refused.ok and "gpuops_state_dir" in refused.output, refused.output
+    assert deploy("--check", *driver, trigger_token="one", state_dir="/var/lib/gpuops-node").ok
 
 
 @pytest.mark.timeout(600)

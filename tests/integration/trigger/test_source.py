@@ -169,6 +169,16 @@ def test_a_quiet_source_looks_again(source, ledger):
     assert source.handed_on(1, seconds=60) == [row.inbox_id]
 
 
+def test_tokens_in_the_clear_are_warned_of(source, tmp_path, url):
+    """Where another machine may post them; not here, where the source has loopback alone."""
+    assert "unencrypted" not in source.log.read_text()
+    elsewhere = Source(tmp_path, url, host="0.0.0.0")
+    elsewhere.log = tmp_path / "elsewhere.log"
+    with elsewhere.running():
+        assert "tokens come unencrypted to 0.0.0.0" in elsewhere.log.read_text()
+    assert TOKEN not in elsewhere.log.read_text()
+
+
 def test_tls(tmp_path, url):
     """With a cafile, only who has a certificate of that authority comes in."""
     key, cert = tmp_path / "tls.key", tmp_path / "tls.crt"

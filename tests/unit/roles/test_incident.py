@@ -6,15 +6,11 @@
 
 from __future__ import annotations
 
-import functools
-import types
 from pathlib import Path
 
-import jinja2
-import jinja2.nativetypes
 import pytest
 import yaml
-from ansible.plugins.filter.core import FilterModule
+from expressions import evaluated
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/incident"
 TASKS = ROLE / "tasks"
@@ -22,23 +18,9 @@ VARS = yaml.safe_load((ROLE / "vars/main.yml").read_text())
 QUARANTINES = VARS["incident_quarantines"]
 
 
-def unrolled(function):
-    """What Ansible makes of Jinja's generators: lists."""
-
-    @functools.wraps(function)
-    def call(*arguments, **options):
-        answer = function(*arguments, **options)
-        return list(answer) if isinstance(answer, types.GeneratorType) else answer
-
-    return call
-
-
 def value(name, **given):
     """A variable of the role, from those that it is made of."""
-    environment = jinja2.nativetypes.NativeEnvironment(undefined=jinja2.ChainableUndefined)
-    filters = {**FilterModule().filters(), **environment.filters}
-    environment.filters = {name: unrolled(function) for name, function in filters.items()}
-    return environment.from_string(VARS[name].strip()).render(incident_quarantines=QUARANTINES, **given)
+    return evaluated(VARS[name], incident_quarantines=QUARANTINES, **given)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +63,5 @@ def test_which_suspects_are_touched(action, suspects, pids):
 )
 def test_a_word_on_the_command_line_is_no_truth(given, means):
     """`-e gpuops_reconcile=false` is a text, which Jinja would take for yes, and a run that names its node would do something else."""
-    environment = jinja2.nativetypes.NativeEnvironment()
-    environment.filters["bool"] = FilterModule().filters()["bool"]
     expression = yaml.safe_load((ROLE / "defaults/main.yml").read_text())["incident_reconcile"]
-    rendered = environment.from_string(expression).render({} if given is None else {"gpuops_reconcile": given})
-    assert rendered is means
+    assert evaluated(expression, **({} if given is None else {"gpuops_reconcile": given})) is means

@@ -94,6 +94,12 @@ options:
     description: With O(fence_in=source), the Prometheus that has to confirm a fence.
     type: str
     default: ""
+  prometheus_token:
+    description: With O(fence_in=source), Prometheus's bearer token.
+    type: str
+  prometheus_ca_file:
+    description: With O(fence_in=source), the authorities that sign Prometheus's certificate; by default those of the system.
+    type: path
   limits:
     description: With O(fence_in=source), seconds as for M(gpuops.remediation.incident).
     type: dict

@@ -18,7 +18,24 @@ def test_the_least_that_is_needed():
 
 
 def test_secrets_are_not_shown():
-    assert "pass" not in repr(Settings.of({**LEAST, "ledger_url": "postgresql://me:pass@host/db"}))
+    given = {"ledger_url": "postgresql://me:pass@host/db", "prometheus_url": "https://me:pass@host", "prometheus_token": "pass"}
+    settings = Settings.of({**LEAST, **given})
+    assert settings.prometheus_token == "pass" and "pass" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        ({}, False),
+        ({"host": "::1"}, False),
+        ({"host": "localhost"}, False),
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "controller.example.org"}, True),
+        ({"host": "0.0.0.0", "certfile": "c", "keyfile": "k"}, False),
+    ],
+)
+def test_where_tokens_come_unencrypted(given, warned):
+    assert Settings.of({**LEAST, **given}).takes_tokens_in_the_clear is warned
 
 
 @pytest.mark.parametrize(
@@ -28,8 +45,9 @@ def test_secrets_are_not_shown():
         ({"tokens": []}, "tokens is needed"),
         ({"tokens": ["a", ""]}, "tokens is needed"),
         ({"tokens": {}}, "tokens is needed"),
-        ({"tokens": 7}, "text that is no number"),
-        ({"tokens": ["a", 7]}, "text that is no number"),
+        ({"tokens": 7}, "a token is a number"),
+        ({"tokens": ["a", 7]}, "text that is none"),
+        ({"prometheus_token": 7}, "prometheus_token is a number"),
         ({"port": "x"}, "port is no number"),
         ({"port": 70000}, "port is 70000"),
         ({"window_seconds": -1}, "window_seconds"),
