@@ -48,7 +48,7 @@ options:
       closed: End the incident, in the state that its stages amount to or in O(end_state).
       released: Say that everything was undone and the GPU is back in service. Refused while a change of the incident stands.
       absorbed: Take over the ledgers in O(ledger_dir), kept while this one was away, and remove their files.
-      reconciled: Note that a reconcile has got to its end, so that monitoring sees when none does any more, and keep O(inventory) for the event source.
+      reconciled: Note that a reconcile is at work or has got to its end, so that monitoring sees when none is any more, and keep O(inventory) for the event source.
       pruned: Forget what is older than O(older_than_days). Open incidents, unsent notifications and the last word on each GPU (a release, or a human's) stay.
   alert_file:
     description: A file with a message of Alertmanager's webhook (version 4). Its alerts count as received now.
@@ -141,6 +141,10 @@ options:
     description:
       - Diagnose an open incident from the start again, with a new deadline.
       - A quarantine that stands is kept, whatever the new verdict says; only the release lifts it.
+    type: bool
+    default: false
+  only_due:
+    description: Of O(incident_ids), only those that are still due again, so that of two reconciles one begins the new round.
     type: bool
     default: false
   break_glass:
@@ -336,6 +340,7 @@ SPEC = {
         "limits": {"type": "dict", "default": {}},
         "max_running": {"type": "int", "default": 0},
         "anew": {"type": "bool", "default": False},
+        "only_due": {"type": "bool", "default": False},
         "break_glass": {"type": "dict", "options": GLASS_SPEC},
         "incident_id": {},
         "end_state": {"choices": END_STATES},

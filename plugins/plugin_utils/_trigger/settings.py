@@ -53,6 +53,9 @@ class Settings:
     prometheus_url: str = ""
     limits: Mapping[str, Any] = field(default_factory=dict)
     max_parallel_nodes: int = 5
+    alertmanager_urls: tuple[str, ...] = ()
+    alertmanager_token: Optional[str] = field(default=None, repr=False)
+    alertmanager_ca_file: Optional[str] = None
 
     @classmethod
     def of(cls, args: Mapping[str, Any]) -> Settings:
@@ -63,6 +66,7 @@ class Settings:
         if unknown:
             raise BadArguments("the source has no argument %s; it has %s" % (", ".join(unknown), ", ".join(sorted(known))))
         given["tokens"] = _tokens(given.get("tokens"))
+        given["alertmanager_urls"] = _urls(given.get("alertmanager_urls"))
         given["port"] = _number(given, "port", int, 0, 65535)
         for name, kind, least, most in (
             ("window_seconds", float, 0.0, 60.0),
@@ -79,6 +83,8 @@ class Settings:
             raise BadArguments("TLS needs certfile and keyfile; cafile, which asks clients for a certificate, needs both")
         label_map(given.get("alert_labels"))
         Limits.of(given.get("limits"))
+        if not isinstance(given.get("alertmanager_token") or "", str):
+            raise BadArguments("alertmanager_token must be text that is no number: the rulebook's templates would make it one")
         if given.get("fence_in", "playbook") not in FENCE_IN:
             raise BadArguments("fence_in is one of %s" % ", ".join(FENCE_IN))
         return cls(**{name: value for name, value in given.items() if value not in (None, "")})  # a rulebook cannot leave an argument out
@@ -105,6 +111,13 @@ def _tokens(given: Any) -> tuple[str, ...]:
     if not isinstance(tokens, (list, tuple)) or not tokens or not all(isinstance(token, str) and token.strip() for token in tokens):
         raise BadArguments("tokens is needed: one bearer token, or a list of several while they are changed")
     return tuple(token.strip() for token in tokens)
+
+
+def _urls(given: Any) -> tuple[str, ...]:
+    urls = [given] if isinstance(given, str) and given else given or ()
+    if not isinstance(urls, (list, tuple)) or not all(isinstance(url, str) and url for url in urls):
+        raise BadArguments("alertmanager_urls is a list of addresses")
+    return tuple(urls)
 
 
 def _number(given: Mapping[str, Any], name: str, kind: Any, least: float, most: float) -> Any:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.correlation import domain_of
@@ -131,26 +132,43 @@ class Source:
     async def _hand_on(self) -> None:
         while True:
             while self._reconciles:
-                await self._queue.put(_event(reconcile=self._reconciles.pop()))
-            try:
+                await self._put(_event(reconcile=self._reconciles.pop()))
+            with self._reading():
                 await self._settle()
                 if self._batches.waiting:
                     batch = self._batches.take(await asyncio.to_thread(self._ledger.busy_nodes), self._now())
                     if batch:
                         await self._hand_over(batch)
                         continue
-            except RemediationError as error:  # it is asked again; what is committed stays
-                self._endpoint.readable = False
-                _LOG.warning("%s", error)
             await self._rest()
 
+    async def _put(self, event: Mapping[str, Any]) -> None:
+        """The engine takes nothing while its runs are busy. What the ledger decides meanwhile is seen, and told outside, all the same."""
+        putting = asyncio.create_task(self._queue.put(event))
+        try:
+            while not (await asyncio.wait([putting], timeout=_LOOK_SECONDS))[0]:
+                with self._reading():
+                    await self._settle()
+        finally:
+            putting.cancel()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """A ledger that is away is asked again; what is committed stays."""
+        try:
+            yield
+        except RemediationError as error:
+            self._endpoint.readable = False
+            _LOG.warning("%s", error)
+
     async def _hand_over(self, batch: list[Kept]) -> None:
+        self._batches.handed(batch, math.inf)  # nobody has them before the engine takes them, so nobody is late
         for status, firing in (("firing", True), ("resolved", False)):
             ids = [row.inbox_id for row in batch if row.firing is firing]
             if ids:
-                await self._queue.put(_event(status=status, inbox_ids=ids))
+                await self._put(_event(status=status, inbox_ids=ids))
                 self._metrics.handed_over.inc(len(ids))
-        self._batches.handed(batch, self._now())  # the engine may have taken its time to accept them
+        self._batches.handed(batch, self._now())
 
     async def _settle(self) -> None:
         asked = self._now()
