@@ -49,7 +49,7 @@ options:
       released: Say that everything was undone and the GPU is back in service. Refused while a change of the incident stands.
       absorbed: Take over the ledgers in O(ledger_dir), kept while this one was away, and remove their files.
       listed: Keep O(inventory), which was read just now, for the event source, which has none.
-      reconciled: Note that a reconcile has got to its end, so that monitoring sees when none does any more. Changes nothing else.
+      reconciled: Note that a reconcile is at work or has got to its end, so that monitoring sees when none is any more. Changes nothing else.
       pruned: Forget what is older than O(older_than_days). Open incidents, unsent notifications and the last word on each GPU (a release, or a human's) stay.
   alert_file:
     description: A file with a message of Alertmanager's webhook (version 4). Its alerts count as received now.
@@ -142,6 +142,10 @@ options:
     description:
       - Diagnose an open incident from the start again, with a new deadline.
       - A quarantine that stands is kept, whatever the new verdict says; only the release lifts it.
+    type: bool
+    default: false
+  only_due:
+    description: Of O(incident_ids), only those that are still due again, so that of two reconciles one begins the new round.
     type: bool
     default: false
   break_glass:
@@ -337,6 +341,7 @@ SPEC = {
         "limits": {"type": "dict", "default": {}},
         "max_running": {"type": "int", "default": 0},
         "anew": {"type": "bool", "default": False},
+        "only_due": {"type": "bool", "default": False},
         "break_glass": {"type": "dict", "options": GLASS_SPEC},
         "incident_id": {},
         "end_state": {"choices": END_STATES},

@@ -66,7 +66,7 @@ overdue:
   type: list
   elements: str
 waiting:
-  description: Ids of incidents that wait, fenced.
+  description: Ids of incidents that wait, fenced, the oldest first.
   returned: success
   type: list
   elements: str

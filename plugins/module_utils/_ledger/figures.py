@@ -51,7 +51,7 @@ class Watched(Settings):
             )
 
     def reconciled(self) -> None:
-        """A reconcile has got to its end. Only the last one counts: the row takes the place of the one before."""
+        """A reconcile is at work, or has got to its end. Only the last one counts: the row takes the place of the one before."""
         with self.write() as connection:
             connection.execute(sa.delete(SETTINGS).where(SETTINGS.c.name == HEARTBEAT))
-            self._set(connection, HEARTBEAT, True, platform.node(), "a reconcile got to its end")
+            self._set(connection, HEARTBEAT, True, platform.node(), "a reconcile is at work")

@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import (
     Alert,
+    Judged,
     LabelMap,
     is_own,
     judge_all,
@@ -78,12 +79,12 @@ class Inbox(Groups, Storm):
         return self._open_all([message], How(inventory, label_map(labels), limits or Limits(), max_running, correlation, silences))
 
     def open_some(self, inbox_ids: Sequence[int], how: How, wanted: Callable[[Alert], bool]) -> list[dict[str, Any]]:
-        """Open or find the incidents of those alerts that are wanted now; their messages wait on for a run that decides all of them."""
+        """Open or find the incidents of those alerts that are wanted now and not silenced; their messages wait on for a run that decides all."""
         arrived = [
             (Arrived(inbox_id, received_at, judged), judged.alert)
             for inbox_id, body, received_at in self._messages(inbox_ids)
             for judged in judge_all(parse_message(body), how.labels)
-            if judged.alert and judged.alert.node in how.inventory and wanted(judged.alert)
+            if judged.alert and judged.alert.node in how.inventory and wanted(judged.alert) and not _silence(judged, how)
         ]
         records, others = self.open_plain(arrived, how) if arrived else ([], [])
         for one, alert in others:
@@ -122,8 +123,7 @@ class Inbox(Groups, Storm):
         if is_own(one.judged.raw):
             told.ignored.append({**one.about, "reason": "our own notification"})
             return True
-        alert = one.judged.alert
-        silence = how.silences.of(one.judged.fingerprint, one.judged.raw.get("labels")) if how.silences and alert else None
+        alert, silence = one.judged.alert, _silence(one.judged, how)
         if alert is None or silence is None:
             return False
         self.leave_silenced(alert, one.received_at, silence, None if self.check_mode else one.inbox_id)
@@ -155,3 +155,8 @@ class Inbox(Groups, Storm):
     def _handled(self, inbox_ids: Sequence[int], error: Optional[str]) -> None:
         with self.write() as connection:
             connection.execute(sa.update(INBOX).where(INBOX.c.id.in_(inbox_ids)).values(handled_at=self.now(), error=error))
+
+
+def _silence(judged: Judged, how: How) -> Optional[str]:
+    """The silence of an alert, in words."""
+    return how.silences.of(judged.fingerprint, judged.raw.get("labels")) if how.silences and judged.alert else None

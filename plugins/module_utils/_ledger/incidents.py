@@ -107,6 +107,7 @@ class Incidents(Settings):
         limits: Optional[Limits] = None,
         *,
         anew: bool = False,
+        only_due: bool = False,
         inventory: Optional[Mapping[str, Any]] = None,
         silences: Optional[Silences] = None,
     ) -> Opening:
@@ -124,6 +125,8 @@ class Incidents(Settings):
             silence = silences.of(row.alert["fingerprint"]) if silences and row.alert else None
             if silence and not self._acting(connection, row):
                 return self._left_silenced(connection, row, silence)
+            if only_due and not self._due_again(connection, row):
+                return Opening("ignored", reason="another run has taken it up")
             return self._found(connection, row, None, limits or Limits(), anew and row.state in OPEN_STATES)
 
     def _acting(self, connection: sa.Connection, row: Any) -> bool:

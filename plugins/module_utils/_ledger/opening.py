@@ -43,7 +43,8 @@ def open_incidents(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
     elif params["inbox_ids"]:
         result = ledger.open_from_inbox(params["inbox_ids"], **message)
     else:
-        ids, again = params["incident_ids"] or (), {"anew": params["anew"], "inventory": inventory, "silences": silences}
+        ids = params["incident_ids"] or ()
+        again = {"anew": params["anew"], "only_due": params["only_due"], "inventory": inventory, "silences": silences}
         openings = [ledger.reopen(incident_id, limits, **again) for incident_id in ids]
         if not openings:
             want = wanted(params, ledger.now())

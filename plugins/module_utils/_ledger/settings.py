@@ -25,7 +25,7 @@ try:
 except ImportError:  # said by _ledger.database
     pass
 
-HEARTBEAT = "reconcile"  # the last reconcile that got to its end; kept beside the settings, and none
+HEARTBEAT = "reconcile"  # the last sign of a reconcile; kept beside the settings, and none
 RESET_COMMAND = "ansible-playbook gpuops.remediation.mode -e gpuops_breaker_reset=true -e gpuops_who=NAME -e gpuops_why=REASON"
 
 

@@ -73,7 +73,7 @@ class Views(Inbox, Locks):
                 "incidents": [self._status(connection, row) for row in rows],
                 "unfinished": [row.id for row in running],
                 "overdue": [row.id for row in running if row.deadline_at <= now],
-                "waiting": [row.id for row in rows if row.state == "fenced_waiting"],
+                "waiting": [row.id for row in reversed(rows) if row.state == "fenced_waiting"],  # the oldest first
                 "due_again": [row.id for row in rows if row.open_key and self._due_again(connection, row)],
                 "cancelled": list(connection.execute(cancelled).scalars()),
                 "unhandled": list(connection.execute(unhandled).scalars()),

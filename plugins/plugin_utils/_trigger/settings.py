@@ -57,6 +57,9 @@ class Settings:
     prometheus_ca_file: Optional[str] = None
     limits: Mapping[str, Any] = field(default_factory=dict)
     max_parallel_nodes: int = 5
+    alertmanager_urls: tuple[str, ...] = ()
+    alertmanager_token: Optional[str] = field(default=None, repr=False)
+    alertmanager_ca_file: Optional[str] = None
 
     @classmethod
     def of(cls, args: Mapping[str, Any]) -> Settings:
@@ -67,6 +70,7 @@ class Settings:
         if unknown:
             raise BadArguments("the source has no argument %s; it has %s" % (", ".join(unknown), ", ".join(sorted(known))))
         given["tokens"] = _tokens(given.get("tokens"))
+        given["alertmanager_urls"] = _urls(given.get("alertmanager_urls"))
         given["port"] = _number(given, "port", int, 0, 65535)
         for name, kind, least, most in (
             ("window_seconds", float, 0.0, 60.0),
@@ -85,6 +89,8 @@ class Settings:
             raise BadArguments("prometheus_token is a number: %s" % _NO_NUMBER)
         label_map(given.get("alert_labels"))
         Limits.of(given.get("limits"))
+        if not isinstance(given.get("alertmanager_token") or "", str):
+            raise BadArguments("alertmanager_token must be text that is no number: the rulebook's templates would make it one")
         if given.get("fence_in", "playbook") not in FENCE_IN:
             raise BadArguments("fence_in is one of %s" % ", ".join(FENCE_IN))
         return cls(**{name: value for name, value in given.items() if value not in (None, "")})  # a rulebook cannot leave an argument out
@@ -123,6 +129,13 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _urls(given: Any) -> tuple[str, ...]:
+    urls = [given] if isinstance(given, str) and given else given or ()
+    if not isinstance(urls, (list, tuple)) or not all(isinstance(url, str) and url for url in urls):
+        raise BadArguments("alertmanager_urls is a list of addresses")
+    return tuple(urls)
 
 
 def _number(given: Mapping[str, Any], name: str, kind: Any, least: float, most: float) -> Any:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 import uuid
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.correlation import domain_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
@@ -35,6 +37,7 @@ _LOG = logging.getLogger("gpuops.remediation.alertmanager")
 _LOOK_SECONDS = 1.0  # how often the ledger is asked about rows that wait or were handed over
 _IDLE_SECONDS = 30.0  # and else: another source's rows, and commits whose answer was lost, are found too
 _STORM_SECONDS = 0.05  # for as long, what arrives is one reason to look
+_FENCE_SECONDS = 15
 _FENCE_ROWS = 500  # with one question to the ledger
 _LOST_SECONDS = 60.0  # Alertmanager posts a refused message every few seconds
 
@@ -56,6 +59,7 @@ class Source:
         self._fencer = Fencer(settings, ledger, policy) if settings.fence_in == "source" else None
         self._unfenced: dict[int, Kept] = {}  # rows that wait for the fencer, or are with it; no run gets them before
         self._to_fence = asyncio.Event()
+        self._fencing: Optional[asyncio.Task[Counter[str]]] = None
         self._reconciles: list[str] = []  # that are to be asked for, by why
         self._asked: dict[str, float] = {}  # and when each was, last
         self._wake = asyncio.Event()
@@ -92,11 +96,12 @@ class Source:
         new = {
             row.inbox_id: row for row in rows if row.due and row.inbox_id not in self._unfenced and not self._batches.knows(row.inbox_id)
         }
-        if new and self._fencer:
-            self._unfenced.update(new)
+        for_fencer = {name: row for name, row in new.items() if self._fencer and self._fencer.is_for(row)}
+        if for_fencer:
+            self._unfenced.update(for_fencer)
             self._to_fence.set()
-        elif new:
-            self._batches.add(new.values(), self._now())
+        if len(new) > len(for_fencer):
+            self._batches.add([row for name, row in new.items() if name not in for_fencer], self._now())
             self._wake.set()
 
     async def _fence(self) -> None:
@@ -104,19 +109,29 @@ class Source:
         while self._fencer:
             await self._to_fence.wait()
             rows = list(self._unfenced.values())[:_FENCE_ROWS]
-            try:
-                for outcome, count in (await asyncio.to_thread(self._fencer.fence, rows)).items():
-                    self._metrics.fences.labels(outcome).inc(count)
-            except RemediationError as error:
-                _LOG.warning("not fenced from here: %s", error)
-            except Exception:  # whatever it is, the run does it too
-                _LOG.exception("not fenced from here")
+            await self._fence_these(self._fencer, rows)
             for row in rows:
                 del self._unfenced[row.inbox_id]
             if not self._unfenced:
                 self._to_fence.clear()
             self._batches.add(rows, self._now())
             self._wake.set()
+
+    async def _fence_these(self, fencer: Fencer, rows: list[Kept]) -> None:
+        """Within a time: one that hangs, in a credentials program for example, keeps no row, and no second one is started beside it (S20)."""
+        if self._fencing and not self._fencing.done():
+            return
+        self._fencing = asyncio.create_task(asyncio.to_thread(fencer.fence, rows))
+        if not (await asyncio.wait([self._fencing], timeout=_FENCE_SECONDS))[0]:
+            _LOG.warning("a fence has taken more than %d s; until it ends, fencing is left to the runs", _FENCE_SECONDS)
+            return
+        try:
+            for outcome, count in self._fencing.result().items():
+                self._metrics.fences.labels(outcome).inc(count)
+        except RemediationError as error:
+            _LOG.warning("not fenced from here: %s", error)
+        except Exception:  # whatever it is, the run does it too
+            _LOG.exception("not fenced from here")
 
     async def _lost(self, why: str, text: str) -> None:
         """A message that cannot be kept may have held news: people are told once an hour, and a reconcile is asked for."""
@@ -131,26 +146,43 @@ class Source:
     async def _hand_on(self) -> None:
         while True:
             while self._reconciles:
-                await self._queue.put(_event(reconcile=self._reconciles.pop()))
-            try:
+                await self._put(_event(reconcile=self._reconciles.pop()))
+            with self._reading():
                 await self._settle()
                 if self._batches.waiting:
                     batch = self._batches.take(await asyncio.to_thread(self._ledger.busy_nodes), self._now())
                     if batch:
                         await self._hand_over(batch)
                         continue
-            except RemediationError as error:  # it is asked again; what is committed stays
-                self._endpoint.readable = False
-                _LOG.warning("%s", error)
             await self._rest()
 
+    async def _put(self, event: Mapping[str, Any]) -> None:
+        """The engine takes nothing while its runs are busy. What the ledger decides meanwhile is seen, and told outside, all the same."""
+        putting = asyncio.create_task(self._queue.put(event))
+        try:
+            while not (await asyncio.wait([putting], timeout=_LOOK_SECONDS))[0]:
+                with self._reading():
+                    await self._settle()
+        finally:
+            putting.cancel()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """A ledger that is away is asked again; what is committed stays."""
+        try:
+            yield
+        except RemediationError as error:
+            self._endpoint.readable = False
+            _LOG.warning("%s", error)
+
     async def _hand_over(self, batch: list[Kept]) -> None:
+        self._batches.handed(batch, math.inf)  # nobody has them before the engine takes them, so nobody is late
         for status, firing in (("firing", True), ("resolved", False)):
             ids = [row.inbox_id for row in batch if row.firing is firing]
             if ids:
-                await self._queue.put(_event(status=status, inbox_ids=ids))
+                await self._put(_event(status=status, inbox_ids=ids))
                 self._metrics.handed_over.inc(len(ids))
-        self._batches.handed(batch, self._now())  # the engine may have taken its time to accept them
+        self._batches.handed(batch, self._now())
 
     async def _settle(self) -> None:
         asked = self._now()

@@ -108,6 +108,20 @@ options:
     description: With O(fence_in=source), how many nodes the runs work on at once; further incidents wait, fenced.
     type: int
     default: 5
+  alertmanager_urls:
+    description:
+      - With O(fence_in=source), the addresses of Alertmanager, all of a cluster. It is asked what humans have silenced before a row is fenced
+        that did not come in just now, such as one that was left when the source was stopped. Where it gives no answer the row is left to the run.
+      - Without it such a row is fenced like any other.
+    type: list
+    elements: str
+    default: []
+  alertmanager_token:
+    description: A bearer token for O(alertmanager_urls).
+    type: str
+  alertmanager_ca_file:
+    description: The authority of Alertmanager's certificate.
+    type: path
 """
 
 EXAMPLES = r"""
