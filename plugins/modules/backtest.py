@@ -65,6 +65,22 @@ options:
     description: Which labels hold what, as M(gpuops.remediation.incident) takes them.
     type: dict
     default: {}
+  correlation:
+    description:
+      - When alerts of many nodes are one fault, as M(gpuops.remediation.incident) takes it. An alert that may be one of many waits for the
+        others, as in the event source.
+      - The groups of a node are those of O(inventory) and of an alert's labels (O(alert_labels)); a kernel log names none.
+    type: dict
+    default: {}
+    suboptions:
+      nodes:
+        description: As many nodes make a group.
+        type: int
+        default: 3
+      seconds:
+        description: How far apart two of its alerts may arrive.
+        type: float
+        default: 15.0
   breaker:
     description: The breaker's numbers where they are not the default, as M(gpuops.remediation.operating_mode) takes them.
     type: dict
@@ -106,7 +122,9 @@ incidents:
   elements: dict
   contains:
     time: {description: When the fault began., type: str}
-    node: {description: The node's name., type: str}
+    kind: {description: "V(fault) of a GPU or node; V(group) for one fault of many nodes, which are not touched.", type: str}
+    node: {description: "The node's name, or the group's.", type: str}
+    nodes: {description: The nodes concerned., type: list, elements: str}
     gpu: {description: "The GPU as an incident names it; V(-) is the node itself.", type: str}
     xids: {description: Xid codes that took part., type: list, elements: int}
     domain: {description: What is broken., type: str}
@@ -120,7 +138,7 @@ incidents:
     seen_again: {description: "How often it was reported again while it was open, by this or another alert.", type: int}
 totals:
   description:
-    - Counts. C(incidents), C(nodes), C(actions) by their names, C(fences), C(tainted_nodes), C(held_by_breaker) and C(seen_again); what opens
+    - Counts. C(incidents), C(groups) (incidents of many nodes), C(nodes), C(actions) by their names, C(fences), C(tainted_nodes), C(held_by_breaker) and C(seen_again); what opens
       nothing (C(ignored), by why); and the names of nodes C(not_in_inventory).
   returned: success
   type: dict
@@ -153,10 +171,12 @@ from collections import Counter
 from ansible.module_utils.basic import missing_required_lib
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import MissingLibrary
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import label_map
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arrivals import Correlation
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.backtest_table import table
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.replay import RecordingInvalid, of_kernel_log, of_message
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger import backtest, database
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import CORRELATION_SPEC
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.opening import read_file
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid import policy as xid_policy
@@ -174,6 +194,7 @@ SPEC = {
         "policy_schema_file": {"type": "path"},
         "inventory": {"type": "dict", "default": {}},
         "alert_labels": {"type": "dict", "default": {}},
+        "correlation": {"type": "dict", "options": CORRELATION_SPEC, "default": {}},
         "breaker": {
             "type": "dict",
             "options": {"nodes": {"type": "int"}, "percent": {"type": "float"}, "window_seconds": {"type": "int"}},
@@ -232,7 +253,7 @@ def run(params, check_mode):
     else:
         faults = [fault for log in params["kernel_logs"] for fault in read_log(log, policy)]
         more = {"held": {}, "unread": [], "truncated_alerts": 0}
-    result = {**backtest.backtest(faults, params["inventory"], params["breaker"]), **more}
+    result = {**backtest.backtest(faults, params["inventory"], params["breaker"], Correlation.by(policy, params["correlation"])), **more}
     return {"changed": False, **result, "table": table(result)}
 
 

@@ -303,6 +303,7 @@ pruned:
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.argspec import ALERTMANAGER_SPEC
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import (
+    CORRELATION_SPEC,
     LEDGER_LOCK_NEEDS,
     LEDGER_LOCK_SPEC,
     LEDGER_SPEC,
@@ -318,7 +319,6 @@ GROUP_SPEC = {
     "nodes": {"type": "list", "elements": "str", "required": True},
     "domain": {"default": "unknown"},
 }
-CORRELATION_SPEC = {"nodes": {"type": "int", "default": 3}, "seconds": {"type": "float", "default": 15.0}}
 GLASS_SPEC = {"who": {"required": True}, "why": {"required": True}, "ledger_dir": {"type": "path", "required": True}}
 END_STATES = ["no_action", "fence_lifted", "contained", "quarantined_overdue", "held_for_human", "cancelled_by_human"]
 SUBJECTS = ("alert_file", "inbox_ids", "incident_ids", "node", "group")

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, Callable, Optional
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.correlation import Rule
+from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.correlation import Rule, domain_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Judged, LabelMap
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
+from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class Correlation:
 
     rule: Rule
     domain_of: Callable[[Optional[int]], Optional[str]]
+
+    @classmethod
+    def by(cls, policy: Policy, rule: Mapping[str, Any]) -> Correlation:
+        return cls(Rule(**rule), partial(domain_of, policy=policy))
 
 
 @dataclass(frozen=True)

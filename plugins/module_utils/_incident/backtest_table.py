@@ -27,7 +27,7 @@ def _row(line: Mapping[str, Any]) -> Sequence[str]:
     reason = "".join(letter if letter.isprintable() else "\ufffd" for letter in str((line["reasons"] or [""])[0]))
     return (
         line["time"],
-        line["node"],
+        line["node"] if line["kind"] == "fault" else "%s (%d nodes)" % (line["node"], len(line["nodes"])),
         line["gpu"],
         ",".join(map(str, line["xids"])) or "-",
         line["action"],
@@ -48,6 +48,8 @@ def _totals(result: Mapping[str, Any]) -> Sequence[str]:
         "%d fenced on the alert alone; %d nodes tainted; seen again %d times"
         % (totals["fences"], totals["tainted_nodes"], totals["seen_again"]),
     ]
+    if totals["groups"]:
+        words.append("%d of them of many nodes, which are left to people as they are" % totals["groups"])
     if breaker["tripped"]:
         words.append("the breaker trips at %s (%s): %d held from then on" % (breaker["at"], breaker["group"], totals["held_by_breaker"]))
     else:

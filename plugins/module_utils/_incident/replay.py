@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Optional
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.correlation import domain_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.verdict import Verdict, diagnose, diagnose_all
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Alert, LabelMap, is_own, judge_all, parse_message
@@ -85,9 +86,9 @@ def of_kernel_log(lines: Sequence[str], node: str, policy: Policy, boot_time: Op
             "xids": episode,
         }
         for verdict in diagnose_all({"node": {"name": node}, "info": info, "history": failures}, policy):
-            alert = _alert_of(verdict, episode, node)
-            codes = [_alone(_with_xid(alert, code), policy) for code in verdict["xids"]]
-            yield Fault(alert, verdict, any(map(_is_fence, codes)))
+            alerts = [replace(_alert_of(verdict, episode, node), name="an Xid", xid=code) for code in verdict["xids"]]
+            fences = any(_is_fence(_alone(alert, policy)) for alert in alerts)
+            yield Fault(_one_of(alerts, policy) or _alert_of(verdict, episode, node), verdict, fences)
             failures += failed_programs(verdict, info)
 
 
@@ -122,8 +123,10 @@ def _alert_of(verdict: Verdict, episode: Sequence[Event], node: str) -> Alert:
     return Alert(hashlib.sha256(labels.encode()).hexdigest()[:16], "firing", starts_at, node, None, verdict["gpu_uuid"], pci)
 
 
-def _with_xid(alert: Alert, code: int) -> Alert:
-    return Alert(alert.fingerprint, alert.status, alert.starts_at, alert.node, "an Xid", alert.gpu_uuid, alert.pci_bus_id, xid=code)
+def _one_of(alerts: Sequence[Alert], policy: Policy) -> Optional[Alert]:
+    """The first, if each of them says that it may be one of many: what is the GPU's own is not to vanish in a group."""
+    domains = {domain_of(alert.xid, policy) for alert in alerts}
+    return alerts[0] if len(domains) == 1 and None not in domains else None
 
 
 def _alone(alert: Alert, policy: Policy) -> Verdict:

@@ -22,6 +22,7 @@ DEFAULT_URL = "sqlite:////var/lib/gpuops/ledger.db"
 # A URL may carry a password.
 LEDGER_SPEC: dict[str, dict[str, Any]] = {"ledger_url": {"default": DEFAULT_URL, "no_log": True}}
 LEDGER_LOCK_SPEC: dict[str, dict[str, Any]] = {"node": {}, "lock_token": {"type": "int", "no_log": False}, "lock_holder": {}}
+CORRELATION_SPEC: dict[str, dict[str, Any]] = {"nodes": {"type": "int", "default": 3}, "seconds": {"type": "float", "default": 15.0}}
 LEDGER_LOCK_NEEDS = {"lock_token": ["node", "lock_holder"]}
 
 

@@ -6,20 +6,23 @@
 
 """Faults of the past through the ledger's own rules, in memory and by the clock of the recording.
 
-What opens an incident, what joins one and where the breaker stops is decided by the code that decides it in a run, so that a backtest
-cannot promise what a run would not do. Nobody releases anything and nobody resets the breaker meanwhile.
+What opens an incident, what joins one, what is one fault of many nodes and where the breaker stops is decided by the code that decides it
+in a run, so that a backtest cannot promise what a run would not do. Nobody releases anything and nobody resets the breaker meanwhile.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Optional
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import DEFAULT_LABELS, Judged
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arrivals import Arrived, Correlation, How, Told
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BreakerTripped
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.replay import Fault
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Place, from_alert, place_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Place, from_alert, place_with
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso, utc_now
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import QUARANTINES
@@ -37,31 +40,74 @@ class _Clock:
         return self.now
 
 
-def backtest(faults: Iterable[Fault], inventory: Mapping[str, Any], breaker: Optional[Mapping[str, Any]] = None) -> dict[str, Any]:
+def backtest(
+    faults: Iterable[Fault],
+    inventory: Mapping[str, Any],
+    breaker: Optional[Mapping[str, Any]] = None,
+    correlation: Optional[Correlation] = None,
+) -> dict[str, Any]:
     """The incidents that there would have been, oldest first, and their totals."""
     clock = _Clock()
     ledger = Ledger.open("sqlite://", clock=clock)
+    in_order = sorted(faults, key=lambda one: one.alert.starts_at)
+    unknown = sorted({fault.alert.node for fault in in_order} - set(inventory))
+    # A node that the inventory does not have is played all the same: recordings outlive nodes.
+    places = {**{node: {"host": node, "groups": {"fleet": len(inventory)}} for node in unknown}, **inventory}
     try:
         ledger.configure("act", breaker, False, "backtest", "a replay")
-        played = _Played(ledger, clock, inventory)
-        for fault in sorted(faults, key=lambda one: one.alert.starts_at):
-            played.play(fault)
-        return {"incidents": list(played.incidents.values()), "totals": played.totals(), "breaker": ledger.breaker()}
+        played = _Played(ledger, How(places, DEFAULT_LABELS, Limits(), correlation=correlation))
+        for now, batch in _batches(in_order, correlation):
+            clock.now = now
+            played.play(batch)
+        incidents = sorted(played.incidents.values(), key=lambda line: line["time"])
+        totals = {**played.totals(), "not_in_inventory": unknown}
+        return {"incidents": incidents, "totals": totals, "breaker": ledger.breaker()}
     finally:
         ledger.close()
 
 
+def _batches(faults: Iterable[Fault], correlation: Optional[Correlation]) -> Iterator[tuple[datetime, list[Fault]]]:
+    """What a run gets together, and when: one that may be one of many waits for the others, as in the event source."""
+    waiting: list[Fault] = []
+    ends = datetime.min
+    for fault in faults:
+        starts_at = fault.alert.starts_at
+        if waiting and starts_at > ends:
+            yield ends, waiting
+            waiting = []
+        if not correlation or fault.alert.status != "firing" or correlation.domain_of(fault.alert.xid) is None:
+            yield starts_at, [fault]
+            continue
+        if not waiting:
+            ends = starts_at + timedelta(seconds=correlation.rule.seconds)
+        waiting.append(fault)
+    if waiting:
+        yield ends, waiting
+
+
 class _Played:
-    def __init__(self, ledger: Ledger, clock: _Clock, inventory: Mapping[str, Any]) -> None:
-        self._ledger, self._clock, self._inventory = ledger, clock, inventory
+    def __init__(self, ledger: Ledger, how: How) -> None:
+        self._ledger, self._how = ledger, how
         self.incidents: dict[str, dict[str, Any]] = {}
         self._ignored: Counter[str] = Counter()
-        self._unknown: set[str] = set()
 
-    def play(self, fault: Fault) -> None:
+    def play(self, faults: Sequence[Fault]) -> None:
+        """Those that reach a run together."""
+        arrived = [
+            Arrived(0, fault.alert.starts_at, Judged(number, fault.alert.fingerprint, None, fault.alert))
+            for number, fault in enumerate(faults)
+        ]
+        told = Told()
+        alone = {one.judged.position for one in self._ledger.open_groups(arrived, self._how, told)}
+        grouped = [fault for number, fault in enumerate(faults) if number not in alone]
+        for record in told.records.values():
+            self._group(record, [fault for fault in grouped if self._is_of(record, fault)])
+        for number in sorted(alone):
+            self._fault(faults[number])
+
+    def _fault(self, fault: Fault) -> None:
         alert = fault.alert
-        self._clock.now = alert.starts_at
-        place = self._place(alert.node)
+        place = place_with(self._how.inventory, alert)
         opening = self._ledger.open_incident(from_alert(place, alert, alert.starts_at))
         if opening.record is None:
             self._ignored["resolved" if alert.status == "resolved" else "old or settled"] += 1
@@ -83,7 +129,9 @@ class _Played:
         breaker = self._slot(incident_id, place) if fault.verdict["action"] in QUARANTINES else None
         self.incidents[incident_id] = {
             "time": iso(alert.starts_at),
+            "kind": "fault",
             "node": alert.node,
+            "nodes": [alert.node],
             "gpu": record["gpu"],
             "seen_again": 0,
             **self.incidents.get(incident_id, {}),
@@ -93,26 +141,45 @@ class _Played:
         }
         self._close(incident_id, fault.verdict["action"], breaker)
 
+    def _is_of(self, record: Mapping[str, Any], fault: Fault) -> bool:
+        domain = self._how.correlation.domain_of(fault.alert.xid) if self._how.correlation else None
+        return domain == record["domain"] and fault.alert.node in record["nodes"]
+
+    def _group(self, record: Mapping[str, Any], members: Sequence[Fault]) -> None:
+        """One line for all that have joined it so far."""
+        before = self.incidents.get(record["id"], {"time": iso(members[0].alert.starts_at), "xids": [], "nodes": [], "seen_again": 0})
+        xids = {fault.alert.xid for fault in members} | {*before["xids"]}
+        self.incidents[record["id"]] = {
+            "time": before["time"],
+            "kind": "group",
+            "node": record["node"],
+            "nodes": record["nodes"],
+            "gpu": record["gpu"],
+            "seen_again": before["seen_again"] + len(members) - (len(record["nodes"]) - len(before["nodes"])),
+            "domain": record["domain"],
+            "scope": record["scope"],
+            "action": "hold",
+            "repair": "none",
+            "certainty": "none",
+            "xids": sorted(xids),
+            "reasons": [record["reason"]],
+            "fence": False,
+            "breaker": None,
+        }
+
     def totals(self) -> dict[str, Any]:
         lines = self.incidents.values()
         return {
             "incidents": len(lines),
-            "nodes": len({line["node"] for line in lines}),
+            "groups": sum(line["kind"] == "group" for line in lines),
+            "nodes": len({node for line in lines for node in line["nodes"]}),
             "actions": dict(sorted(Counter(line["action"] for line in lines).items())),
             "fences": sum(line["fence"] for line in lines),
             "tainted_nodes": len({line["node"] for line in lines if line["breaker"] == "slot"}),
             "held_by_breaker": sum(line["breaker"] == "tripped" for line in lines),
             "seen_again": sum(line["seen_again"] for line in lines),
             "ignored": dict(sorted(self._ignored.items())),
-            "not_in_inventory": sorted(self._unknown),
         }
-
-    def _place(self, node: str) -> Place:
-        """A node that the inventory does not have is played all the same: recordings outlive nodes."""
-        if node in self._inventory:
-            return place_of(self._inventory, node)
-        self._unknown.add(node)
-        return Place(node, node, groups={"fleet": len(self._inventory)})
 
     def _slot(self, incident_id: str, place: Place) -> str:
         try:

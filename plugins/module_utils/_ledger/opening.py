@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Optional
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.correlation import Rule, domain_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.argspec import alertmanager_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
@@ -69,8 +68,7 @@ def correlation_of(params: Mapping[str, Any]) -> Optional[Correlation]:
     """None without a policy, which alone knows what may be one fault of many nodes."""
     if not params["policy_file"]:
         return None
-    policy = load_policy(params["policy_file"])
-    return Correlation(Rule(**params["correlation"]), lambda xid: domain_of(xid, policy))
+    return Correlation.by(load_policy(params["policy_file"]), params["correlation"])
 
 
 def wanted(params: Mapping[str, Any], now: datetime) -> Want:

@@ -62,7 +62,7 @@ class Endpoint:
             async with asyncio.timeout(self._settings.client_seconds):
                 body = await request.read()
         except TimeoutError:
-            return self._refuse(408, "too_slow", "the message did not come to its end within %g s" % self._settings.client_seconds)
+            return self._refuse(503, "too_slow", "the message did not come to its end within %g s" % self._settings.client_seconds)
         except web.HTTPRequestEntityTooLarge:
             text = "more than %d bytes are not read" % self._settings.max_body_bytes
             await self._lost("too_large", text)

@@ -7,45 +7,26 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import alerts
 import pytest
-from loop import REPOSITORY, Controller
+from canaries import CORES, controller_of, touching, with_one_to_hold
 
 pytestmark = pytest.mark.timeout(900)
 MIB = 1 << 20
-CORES = {
-    "usual": (Path(sys.executable).parent, {}),
-    "oldest": (Path(sys.executable).parent, {"PYTHONPATH": str(REPOSITORY / ".ansible" / "oldest-core")}),
-    "newest": (REPOSITORY / ".ansible" / "newest" / "bin", {}),
-}
 
 
 @pytest.fixture(params=CORES)
 def controller(request, tmp_path):
-    programs, environment = CORES[request.param]
-    if not (programs / "ansible-playbook").exists():
-        pytest.skip("this machine's Python is too old for the newest ansible-core")
-    with Controller(tmp_path / "c") as made:
-        made.programs, made.more_environment = programs, environment
+    with controller_of(request.param, tmp_path / "c") as made:
         made.ledger(write=True).set_mode("act", "tests", "the test needs it")
         yield made
-
-
-def poisoned(message, canary, spared):
-    """The canary in every text of a message, names of fields aside; `spared` labels are what makes it our alert."""
-    if isinstance(message, dict):
-        return {key: value if key in spared else poisoned(value, canary, spared) for key, value in message.items()}
-    if isinstance(message, list):
-        return [poisoned(value, canary, spared) for value in message]
-    return canary if isinstance(message, str) else message
 
 
 def test_canary(controller, tmp_path):
     """In the message, in the kernel log and in processes' names; into reasons, failures, notifications, status and page."""
     file = tmp_path / "executed"
-    canary = f"{{{{ lookup('pipe', 'touch {file}') }}}}"
+    canary = touching(file)
     in_a_name = f"{{{{ lookup(*'pipe;touch {file}'.split(';')) }}}}"  # an Xid's line has commas of its own
     short = "{{ 7 * 7 }}"  # the kernel keeps 15 characters of a process's name
     node = controller.node("bare-1", gpus=3, ansible_python_interpreter=sys.executable)
@@ -59,10 +40,7 @@ def test_canary(controller, tmp_path):
     for gpu, xid in enumerate(("13", "48", "48")):
         labels = {"node": "bare-1", "gpu_uuid": controller.uuid("bare-1", gpu), "gpu": None, "xid": xid}
         plain = alerts.rewritten(alerts.recorded("firing-single"), labels, annotations={"xid": None})
-        ours = poisoned(plain, canary, {"node", "gpu_uuid", "xid", "version", "startsAt", "endsAt", "fingerprint"})
-        ours["alerts"][0]["status"] = "firing"
-        ours["alerts"][0][canary] = ours["alerts"][0]["labels"][canary] = canary
-        messages.append({**ours, "alerts": ours["alerts"] + poisoned(plain, canary, {"version"})["alerts"]})  # the second is held
+        messages.append(with_one_to_hold(plain, canary))
     path = tmp_path / "alert.json"
     path.write_text(json.dumps({**messages[0], "alerts": [alert for message in messages for alert in message["alerts"]]}))
     told = tmp_path / "told"

@@ -11,6 +11,7 @@ import json
 import awx
 import pytest
 from awx import Awx
+from canaries import poisoned, touching, with_one_to_hold
 from cluster.objects import wait_until
 from loop import Controller
 from trigger import Rulebook, request
@@ -18,8 +19,8 @@ from trigger import Rulebook, request
 
 @pytest.mark.timeout(300)
 def test_only_ids_reach_awx(tmp_path):
-    """S1: rows of the inbox, and nothing of the event or its alert beside them."""
-    canary = "{{ lookup('pipe', 'touch %s') }}" % (tmp_path / "canary")
+    """S1: rows of the inbox, and nothing of the event or its alerts beside them, whatever each of their fields says."""
+    canary = touching(tmp_path / "canary")
     with Controller(tmp_path / "controller") as controller, Awx("gpuops remediate", "gpuops reconcile").running() as server:
         rulebook = Rulebook(controller, name="gpu_alerts_awx", gpuops_trigger_window_seconds=0.1)
         rulebook.environment = {
@@ -27,8 +28,10 @@ def test_only_ids_reach_awx(tmp_path):
             "EDA_CONTROLLER_TOKEN": awx.TOKEN,
             "EDA_JOB_TEMPLATE_REFRESH_DELAY": "0.2",
         }
-        fires = controller.alert("gpu-1", None, 79, gpu_uuid="GPU-5f0c1a52-6a8d-4f0e-9f0e-3c1d4e8a2b11", pod=canary)
-        ended = controller.alert("gpu-2", None, 79, recording="resolved-single", pod=canary)
+        fires = controller.alert("gpu-1", None, 79, gpu_uuid="GPU-5f0c1a52-6a8d-4f0e-9f0e-3c1d4e8a2b11")
+        ended = controller.alert("gpu-2", None, 79, recording="resolved-single")
+        for message, poison in ((fires, with_one_to_hold), (ended, poisoned)):
+            message.write_text(json.dumps(poison(json.loads(message.read_text()), canary)))
         with rulebook.running():
             rows = []
             for number, message in enumerate((fires, ended), 1):

@@ -8,11 +8,15 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
+from pathlib import Path
 
+import alerts
 import pytest
 from alerts import RECORDINGS
 from ansible_collections.gpuops.remediation.plugins.modules import backtest
 from gpu_evidence import BOOT_TIME, FIXTURES, POLICY_FILE, xid
+from ledgers import NOON
 from run_module import run_module
 
 LOG = {"node": "gpu-1", "path": str(FIXTURES / "h200-580.kmsg"), "boot_time": BOOT_TIME.isoformat()}
@@ -64,6 +68,36 @@ def test_the_table():
     assert head.split() == ["TIME", "NODE", "GPU", "XID", "ACTION", "SCOPE", "CERTAINTY", "REPAIR", "FENCE", "BREAKER", "AGAIN", "WHY"]
     assert line.split()[:2] == ["2026-11-29T20:00:28.922Z", "gpu-1"]
     assert "1 incidents on 1 nodes: 1 none" in totals and "the breaker does not trip" in totals
+
+
+def test_a_group_is_a_line_of_its_own(tmp_path):
+    """By a label of the message as by the inventory, and as far apart as the option says."""
+    message = alerts.recorded("firing-single")
+    message["alerts"] = [
+        alert
+        for number, node in enumerate(("gpu-1", "gpu-2", "gpu-3"))
+        for alert in alerts.rewritten(
+            alerts.recorded("firing-single"),
+            {"node": node, "xid": "74", "gpu": None, "shelf": "r12"},
+            annotations={"xid": None},
+            starts_at=NOON + timedelta(seconds=10 * number),
+        )["alerts"]
+    ]
+    (tmp_path / "message.json").write_text(json.dumps(message))
+    options = {"messages": str(tmp_path), "alert_labels": {"rack": ["shelf"]}}
+    table = run(**options, correlation={"seconds": 30})["table"]
+    assert "r12 (3 nodes)" in table and "1 of them of many nodes" in table
+    assert run(**options)["totals"]["groups"] == 0
+
+
+def test_kernel_logs_of_a_rack(tmp_path):
+    """An NVLink's fault on all of them is one; a GPU that is lost beside it is not hidden in it."""
+    logs = [{**LOG, "node": f"gpu-{number}", "path": str(tmp_path / str(number))} for number in range(4)]
+    for log in logs:
+        Path(log["path"]).write_text(xid(74) + "\n" + (xid(79) + "\n" if log["node"] == "gpu-3" else ""))
+    inventory = {log["node"]: {"host": log["node"], "groups": {"rack": "r12"}} for log in logs}
+    found = run(kernel_logs=logs, inventory=inventory)["incidents"]
+    assert {(one["kind"], tuple(one["nodes"])) for one in found} == {("group", ("gpu-0", "gpu-1", "gpu-2")), ("fault", ("gpu-3",))}
 
 
 def test_control_characters(tmp_path):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arrivals import Correlation
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.replay import Fault, of_alert
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.backtest import backtest
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import load_policy
@@ -18,6 +19,14 @@ POLICY = load_policy(str(POLICY_FILE))
 def fault(number=1, seconds=0, xid=79, gpu_uuid=GPU, **more) -> Fault:
     starts = NOON + timedelta(seconds=seconds)
     return of_alert(alert(starts, f"gpu-{number}", f"{number:08x}{xid:08x}", gpu_uuid=gpu_uuid, xid=xid, **more), POLICY)
+
+
+CORRELATION = Correlation.by(POLICY, {})
+RACK = {f"gpu-{number}": {"host": "h", "groups": {"fleet": 9, "rack": "r12"}} for number in range(9)}
+
+
+def groups(result):
+    return [(line["node"], line["nodes"], line["xids"], line["seen_again"]) for line in result["incidents"] if line["kind"] == "group"]
 
 
 def breakers(result):
@@ -72,3 +81,42 @@ def test_resolved_and_opted_out_open_nothing():
     result = backtest([fault(status="resolved", number=2), fault()], off)
     assert (result["incidents"], result["totals"]["ignored"]) == ([], {"opted out": 1, "resolved": 1})
     assert result["totals"]["not_in_inventory"] == ["gpu-2"]
+
+
+def test_a_rack_with_one_fault_is_one_incident():
+    """As in a run: no node is tainted and no slot taken; whose fault is its own hardware's is worked on beside it."""
+    faults = [*(fault(number, seconds=3 * number, xid=74) for number in range(5)), fault(7, seconds=4)]
+    result = backtest(faults, RACK, correlation=CORRELATION)
+    assert groups(result) == [("r12", [f"gpu-{number}" for number in range(5)], [74], 0)]
+    assert [(line["kind"], line["action"], line["breaker"]) for line in result["incidents"]] == [
+        ("group", "hold", None),
+        ("fault", "quarantine_gpu", "slot"),
+    ]
+    totals = result["totals"]
+    assert (totals["incidents"], totals["groups"], totals["nodes"], totals["tainted_nodes"]) == (2, 1, 6, 1)
+    assert breakers(backtest(faults, RACK)).count("tripped") == 3, "each on its own, they would have tripped the breaker"
+
+
+def test_who_joins_a_group_later_and_who_is_told_of_again():
+    faults = [fault(number, seconds=number, xid=74) for number in range(3)]
+    later = [fault(4, seconds=16, xid=74), fault(5, seconds=100, xid=74)]
+    result = backtest([*faults, *faults, *later], RACK, correlation=CORRELATION)
+    assert groups(result) == [("r12", ["gpu-0", "gpu-1", "gpu-2", "gpu-4"], [74], 3)]
+    assert [line["node"] for line in result["incidents"] if line["kind"] == "fault"] == ["gpu-5"]
+
+
+def test_a_label_names_the_group_of_nodes_that_the_inventory_does_not_have():
+    faults = [fault(number, xid=13, groups={"job": "train-7"}) for number in range(3)]
+    result = backtest(faults, {}, correlation=CORRELATION)
+    assert [one[0] for one in groups(result)] == ["train-7"]
+    assert result["totals"]["not_in_inventory"] == ["gpu-0", "gpu-1", "gpu-2"]
+
+
+def test_too_few_or_too_far_apart_are_faults_of_their_own():
+    for seconds, count in ((0, 2), (16, 5)):
+        assert groups(backtest([fault(one, seconds=seconds * one, xid=74) for one in range(count)], RACK, correlation=CORRELATION)) == []
+
+
+def test_two_faults_of_one_rack_at_once():
+    faults = [fault(number, xid=xid) for number in range(3) for xid in (13, 74)]
+    assert [one[2:] for one in groups(backtest(faults, RACK, correlation=CORRELATION))] == [([13], 0), ([74], 0)]
