@@ -9,28 +9,35 @@ Every exported call passes `_entry`: injected faults first, then a function of t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 from _gpusim_nvml import ffi, lib  # the cffi module inside the shared library
 
+from . import capabilities, mig
+from .errors import CODES, NvmlError
 from .state import StateFile, call_name, is_alive
 
-CODES = {
-    "UNINITIALIZED": 1, "INVALID_ARGUMENT": 2, "NOT_SUPPORTED": 3, "NO_PERMISSION": 4, "NOT_FOUND": 6, "INSUFFICIENT_SIZE": 7,
-    "DRIVER_NOT_LOADED": 9, "TIMEOUT": 10, "FUNCTION_NOT_FOUND": 13, "GPU_IS_LOST": 15, "IN_USE": 19, "ARGUMENT_VERSION_MISMATCH": 25,
-    "NOT_READY": 27, "UNKNOWN": 999,
-}  # fmt: skip
 RECOVERY_ACTIONS = ("none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain")
 NO_INSTANCE = 0xFFFFFFFF  # how NVML writes "not under MIG"
 PSTATE_UNKNOWN = 32
 DRAM = 2  # NVML_MEMORY_LOCATION_DRAM; the simulated errors are all there
 SRAM_STATUS_VERSION = 0x1000068  # nvmlEccSramErrorStatus_v1
 POLL_SECONDS = 0.05
+DEVICE = "struct nvmlDevice_st *"
+HANDLES = (DEVICE, "struct nvmlGpuInstance_st *", "struct nvmlComputeInstance_st *")
+INDEX_BITS = 16  # of a handle: the GPU's number, and above it which MIG instance, if one is meant
+ON_MIG_DEVICES = {  # the calls that a MIG device's handle answers too
+    "nvmlDeviceGetArchitecture", "nvmlDeviceGetAttributes", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", "nvmlDeviceGetGpuInstanceId",
+    "nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetName",
+    "nvmlDeviceGetUUID", "nvmlDeviceIsMigDeviceHandle",
+}  # fmt: skip
 
 NODE = os.path.dirname(os.path.dirname(os.path.realpath(ffi.string(lib.gpusim_library_path()).decode())))
 STATE = StateFile(os.path.join(NODE, "state.json"))
@@ -40,23 +47,23 @@ initialised = 0
 event_sets: dict[int, dict[int, list[int]]] = {}  # set -> GPU index -> [types, last event seen]
 
 
-class NvmlError(Exception):
-    """An NVML return code other than success."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.code = CODES[name]
-
-
 # -- faults ------------------------------------------------------------------------------------------------------------
 
 
 def _device_index(handle: Any) -> int:
-    return int(ffi.cast("uintptr_t", handle)) - 1
+    return (int(ffi.cast("uintptr_t", handle)) & ((1 << INDEX_BITS) - 1)) - 1
 
 
-def _gpu(handle: Any) -> dict[str, Any]:
-    index, gpus = _device_index(handle), STATE.read()["gpus"]
+def _serial(handle: Any) -> int:
+    return int(ffi.cast("uintptr_t", handle)) >> INDEX_BITS
+
+
+def _handle(kind: str, index: int, serial: int = 0) -> Any:
+    return ffi.cast(kind, serial << INDEX_BITS | index + 1)
+
+
+def _gpu(handle: Any, state: Optional[dict[str, Any]] = None) -> dict[str, Any]:
+    index, gpus = _device_index(handle), (state or STATE.read())["gpus"]
     if not 0 <= index < len(gpus):
         raise NvmlError("INVALID_ARGUMENT")
     if gpus[index]["lost"]:
@@ -64,40 +71,62 @@ def _gpu(handle: Any) -> dict[str, Any]:
     return gpus[index]
 
 
-def _hang(name: str, scope: Callable[[], dict[str, Any]]) -> None:
+Scope = Callable[[dict[str, Any]], dict[str, Any]]  # of a state: the faults of the node, or of a GPU
+
+
+def _hang(name: str, scope: Scope) -> None:
     """Stay in the call for as long as the state says so; a fault that is cleared meanwhile lets go."""
     began = time.monotonic()
     while True:
-        hangs = scope()["hang"]
+        hangs = scope(STATE.read())["hang"]
         key = name if name in hangs else "all"
         if key not in hangs or (hangs[key] is not None and time.monotonic() - began >= hangs[key]):
             return
         time.sleep(POLL_SECONDS)
 
 
-def _faults(name: str, scope: Callable[[], dict[str, Any]]) -> None:
+def _fail(name: str, scope: Scope) -> None:
+    """Count the call, whichever process makes it, and fail if it is one of those that were named."""
+    with STATE.update() as state:
+        fault = scope(state)["fail"].get(name)
+        if fault is None:  # cleared meanwhile
+            return
+        fault["calls"] += 1
+        fails = fault["calls"] >= fault["at"] and (fault["times"] is None or fault["calls"] < fault["at"] + fault["times"])
+    if fails:
+        raise NvmlError(fault["error"])
+
+
+def _faults(name: str, scope: Scope) -> None:
     _hang(name, scope)
-    if name in scope()["no_permission"]:
+    if name in scope(STATE.read())["no_permission"]:
         raise NvmlError("NO_PERMISSION")
+    if name in scope(STATE.read())["fail"]:
+        _fail(name, scope)
 
 
 def _gpu_faults(name: str, index: int) -> None:
     if 0 <= index < len(STATE.read()["gpus"]):
-        _faults(name, lambda: STATE.read()["gpus"][index]["faults"])
+        _faults(name, lambda state: state["gpus"][index]["faults"])
 
 
-def _entry(symbol: str, answer: Callable[..., None], takes_device: bool) -> Callable[..., int]:
+def _entry(symbol: str, answer: Callable[..., None], takes: str) -> Callable[..., int]:
+    """`takes` is the type of the first argument: the faults of a GPU are those of its instances' handles too."""
     name = call_name(symbol)
 
     def call(*args: Any) -> int:
         try:
-            _faults(name, lambda: STATE.read()["faults"])
+            _faults(name, lambda state: state["faults"])
             if STATE.read()["faults"]["driver_not_loaded"]:
                 raise NvmlError("DRIVER_NOT_LOADED")
             if not initialised and name != "nvmlInit":
                 raise NvmlError("UNINITIALIZED")
-            if takes_device:
+            if takes in HANDLES:
                 _gpu_faults(name, _device_index(args[0]))
+            if takes == DEVICE and _serial(args[0]):
+                _mig_device(args[0])
+                if name not in ON_MIG_DEVICES:
+                    raise NvmlError("NOT_SUPPORTED")
             answer(*args)
             return 0
         except NvmlError as error:
@@ -195,11 +224,11 @@ def nvmlDeviceGetCount_v2(count: Any) -> None:
 nvmlDeviceGetCount = nvmlDeviceGetCount_v2
 
 
-def _hand_out(device: Any, index: int, name: str) -> None:
+def _hand_out(device: Any, index: int, name: str, serial: int = 0) -> None:
     _gpu_faults(name, index)
     if STATE.read()["gpus"][index]["lost"]:
         raise NvmlError("GPU_IS_LOST")
-    device[0] = ffi.cast("nvmlDevice_t", index + 1)
+    device[0] = _handle("nvmlDevice_t", index, serial)
 
 
 def nvmlDeviceGetHandleByIndex_v2(index: int, device: Any) -> None:
@@ -220,6 +249,10 @@ def _by(name: str, matches: Callable[[dict[str, Any]], bool], device: Any) -> No
 
 def nvmlDeviceGetHandleByUUID(uuid: Any, device: Any) -> None:
     wanted = ffi.string(uuid).decode(errors="replace")
+    for gpu in STATE.read()["gpus"]:
+        for _instance, compute in _mig_devices(gpu):
+            if compute["uuid"] == wanted:
+                return _hand_out(device, gpu["index"], "nvmlDeviceGetHandleByUUID", compute["serial"])
     _by("nvmlDeviceGetHandleByUUID", lambda gpu: gpu["uuid"] == wanted, device)
 
 
@@ -241,12 +274,10 @@ nvmlDeviceGetHandleByPciBusId = nvmlDeviceGetHandleByPciBusId_v2
 
 
 def _processes(handle: Any, kind: Optional[str] = None) -> list[dict[str, Any]]:
-    _gpu(handle)
-    index = _device_index(handle)
-    return [
-        process for process in STATE.read()["processes"]
-        if index in process["gpus"] and kind in (None, process["type"]) and is_alive(process)
-    ]  # fmt: skip
+    """Of a GPU; of a MIG device those in its compute instance."""
+    gpu = _gpu(handle)
+    gi, ci = (one["id"] for one in _mig_device(handle)) if _serial(handle) else (None, None)
+    return [process for process in mig.users(STATE.read(), gpu, gi, ci) if kind in (None, process["type"])]
 
 
 def _list_processes(kind: str) -> Callable[[Any, Any, Any], None]:
@@ -268,9 +299,13 @@ nvmlDeviceGetMPSComputeRunningProcesses_v2 = nvmlDeviceGetMPSComputeRunningProce
 
 
 def _memory(handle: Any) -> tuple[int, int, int]:
-    """Total, reserved by the driver, used by processes."""
-    used = sum(process["memory_bytes"] for process in _processes(handle))
-    return MODEL["memory"]["total_bytes"], MODEL["memory"]["reserved_bytes"], used
+    """Total, reserved by the driver, used by processes. Compute instances share the memory of their GPU instance."""
+    gpu = _gpu(handle)
+    if not _serial(handle):
+        return MODEL["memory"]["total_bytes"], MODEL["memory"]["reserved_bytes"], mig.memory_used(STATE.read(), gpu)
+    instance, _compute = _mig_device(handle)
+    total = mig.profile(MODEL, instance["profile"])["memorySizeMB"] << 20
+    return total, 0, mig.memory_used(STATE.read(), gpu, instance["id"])
 
 
 def nvmlDeviceGetMemoryInfo(handle: Any, memory: Any) -> None:
@@ -404,84 +439,281 @@ def nvmlDeviceSetPersistenceMode(handle: Any, mode: int) -> None:
 # -- MIG ---------------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _change(handle: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The state and the GPU of a handle, both to be changed."""
+    with STATE.update() as state:
+        gpu = _gpu(handle, state)
+        yield state, gpu
+        capabilities.update(NODE, gpu)
+
+
 def nvmlDeviceGetMigMode(handle: Any, current: Any, pending: Any) -> None:
-    mig = _gpu(handle)["mig"]
-    current[0], pending[0] = mig["current"], mig["pending"]
+    mode = _gpu(handle)["mig"]
+    current[0], pending[0] = mode["current"], mode["pending"]
 
 
 def nvmlDeviceSetMigMode(handle: Any, mode: int, activation: Any) -> None:
-    """At once where the GPU needs no reset for it; the status tells what stood in the way, and the call succeeds all the same."""
+    """The status tells what stood in the way, and the call succeeds all the same."""
     if mode > 1:
         raise NvmlError("INVALID_ARGUMENT")
-    busy = bool(_processes(handle))
-    with STATE.update() as state:
-        mig = state["gpus"][_device_index(handle)]["mig"]
-        mig["pending"] = mode
-        activation[0] = 0
-        if mig["current"] != mode and busy:
-            activation[0] = CODES["IN_USE"]
-        elif mig["current"] != mode and not MODEL["mig"]["resetless"]:
-            activation[0] = 16  # RESET_REQUIRED
-        else:
-            mig["current"] = mode
+    with _change(handle) as (state, gpu):
+        obstacle = mig.set_mode(MODEL, state, gpu, mode)
+    activation[0] = CODES[obstacle] if obstacle else 0
 
 
 def nvmlDeviceGetMaxMigDeviceCount(handle: Any, value: Any) -> None:
     value[0] = MODEL["mig"]["max_devices"] if _gpu(handle)["mig"]["current"] else 0
 
 
-def nvmlDeviceIsMigDeviceHandle(handle: Any, value: Any) -> None:
-    _gpu(handle)
-    value[0] = 0
+# MIG devices: one for each compute instance, so that a GPU instance without one is not seen here.
 
 
-def nvmlDeviceGetGpuInstances(handle: Any, profile: int, instances: Any, count: Any) -> None:
-    if not _gpu(handle)["mig"]["current"]:
-        raise NvmlError("NOT_SUPPORTED")
-    _profile_by_id(profile)
-    count[0] = 0
+def _mig_devices(gpu: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return [(instance, compute) for instance in gpu["mig"]["instances"] for compute in instance["compute"]]
 
 
-def _profile_by_id(profile: int) -> dict[str, Any]:
-    for info in MODEL["mig"]["profiles"].values():
-        if info["id"] == profile:
-            return dict(info)
+def _mig_device(handle: Any, gpu: Optional[dict[str, Any]] = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The GPU instance and the compute instance of a handle; the handle of a GPU or of what is gone is an invalid argument."""
+    for instance, compute in _mig_devices(gpu or _gpu(handle)):
+        if compute["serial"] == _serial(handle):
+            return instance, compute
     raise NvmlError("INVALID_ARGUMENT")
 
 
-def nvmlDeviceGetGpuInstanceProfileInfo(handle: Any, profile: int, info: Any) -> None:
+def nvmlDeviceIsMigDeviceHandle(handle: Any, value: Any) -> None:
     _gpu(handle)
-    if profile >= MODEL["mig"]["query_enums"]:
-        raise NvmlError("INVALID_ARGUMENT")
-    if str(profile) not in MODEL["mig"]["profiles"]:
+    value[0] = bool(_serial(handle))
+
+
+def nvmlDeviceGetMigDeviceHandleByIndex(handle: Any, index: int, device: Any) -> None:
+    gpu = _gpu(handle)
+    devices = _mig_devices(gpu)
+    if index >= len(devices):
+        raise NvmlError("NOT_FOUND")
+    device[0] = _handle("nvmlDevice_t", gpu["index"], devices[index][1]["serial"])
+
+
+def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle: Any, device: Any) -> None:
+    _mig_device(handle)
+    device[0] = _handle("nvmlDevice_t", _device_index(handle))
+
+
+def nvmlDeviceGetGpuInstanceId(handle: Any, value: Any) -> None:
+    value[0] = _mig_device(handle)[0]["id"]
+
+
+def nvmlDeviceGetComputeInstanceId(handle: Any, value: Any) -> None:
+    value[0] = _mig_device(handle)[1]["id"]
+
+
+def nvmlDeviceGetUUID(handle: Any, buffer: Any, length: int) -> None:
+    _fill_string(buffer, (_mig_device(handle)[1] if _serial(handle) else _gpu(handle))["uuid"], length)
+
+
+def nvmlDeviceGetName(handle: Any, buffer: Any, length: int) -> None:
+    _gpu(handle)
+    name = MODEL["answers"]["nvmlDeviceGetName"]
+    _fill_string(buffer, "%s %s" % (name, _mig_device(handle)[1]["name"]) if _serial(handle) else name, length)
+
+
+def nvmlDeviceGetAttributes_v2(handle: Any, attributes: Any) -> None:
+    if not _serial(handle):
+        _gpu(handle)
         raise NvmlError("NOT_SUPPORTED")
-    known = dir(info)
-    _fill_struct(info, {field: value for field, value in MODEL["mig"]["profiles"][str(profile)].items() if field in known})
+    instance, compute = _mig_device(handle)
+    whole, part = mig.profile(MODEL, instance["profile"]), mig.compute_profile(MODEL, instance, compute["profile"])
+    _fill_known(attributes, {**part, "memorySizeMB": whole["memorySizeMB"]})
+    attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount = whole["sliceCount"], part["sliceCount"]
 
 
-def nvmlDeviceGetGpuInstanceProfileInfoV(handle: Any, profile: int, info: Any) -> None:
+# Profiles. The query takes an enumerator, all else the profile's id.
+
+
+def _fill_known(struct: Any, values: dict[str, Any]) -> None:
+    known = dir(struct)
+    _fill_struct(struct, {field: value for field, value in values.items() if field in known})
+
+
+def _fill_profile(info: Any, profiles: dict[str, dict[str, Any]], query: int, queries: int) -> None:
+    if query >= queries:
+        raise NvmlError("INVALID_ARGUMENT")
+    if str(query) not in profiles:
+        raise NvmlError("NOT_SUPPORTED")
+    _fill_known(info, profiles[str(query)])
+
+
+def _fill_versioned(info: Any, fill: Callable[[], None]) -> None:
     if info.version >> 24 != 2:
         raise NvmlError("ARGUMENT_VERSION_MISMATCH")
-    nvmlDeviceGetGpuInstanceProfileInfo(handle, profile, info)
+    fill()
     info.version = 0  # as the real driver leaves it
 
 
-def nvmlDeviceGetGpuInstancePossiblePlacements_v2(handle: Any, profile: int, placements: Any, count: Any) -> None:
-    _gpu(handle)
-
+def _fill_placements(count: Any, room: Any, placements: list[list[int]]) -> None:
     def put(position: int, placement: list[int]) -> None:
-        placements[position].start, placements[position].size = placement
+        room[position].start, room[position].size = placement
 
-    wanted = _profile_by_id(profile)["placements"]
-    if placements == ffi.NULL:
-        count[0] = len(wanted)
+    if room == ffi.NULL:
+        count[0] = len(placements)
     else:
-        _fill_list(count, placements, wanted, put)
+        _fill_list(count, room, placements, put)
+
+
+def nvmlDeviceGetGpuInstanceProfileInfo(handle: Any, query: int, info: Any) -> None:
+    _gpu(handle)
+    _fill_profile(info, MODEL["mig"]["profiles"], query, MODEL["mig"]["query_enums"])
+
+
+def nvmlDeviceGetGpuInstanceProfileInfoV(handle: Any, query: int, info: Any) -> None:
+    _fill_versioned(info, lambda: nvmlDeviceGetGpuInstanceProfileInfo(handle, query, info))
+
+
+def nvmlDeviceGetGpuInstancePossiblePlacements_v2(handle: Any, profile: int, placements: Any, count: Any) -> None:
+    """All there could ever be, in any mode, taken or not."""
+    _gpu(handle)
+    _fill_placements(count, placements, mig.profile(MODEL, profile)["placements"])
 
 
 def nvmlDeviceGetGpuInstanceRemainingCapacity(handle: Any, profile: int, count: Any) -> None:
-    _gpu(handle)
-    count[0] = _profile_by_id(profile)["instanceCount"]
+    count[0] = mig.remaining_capacity(MODEL, _gpu(handle), mig.profile(MODEL, profile))
+
+
+def nvmlGpuInstanceGetComputeInstanceProfileInfo(handle: Any, query: int, engine: int, info: Any) -> None:
+    instance = _instance(handle)
+    if engine != 0:
+        raise NvmlError("INVALID_ARGUMENT")
+    profiles = mig.compute_profiles(MODEL, mig.profile(MODEL, instance["profile"]))
+    _fill_profile(info, profiles, query, MODEL["mig"]["compute_query_enums"])
+
+
+def nvmlGpuInstanceGetComputeInstanceProfileInfoV(handle: Any, query: int, engine: int, info: Any) -> None:
+    _fill_versioned(info, lambda: nvmlGpuInstanceGetComputeInstanceProfileInfo(handle, query, engine, info))
+
+
+def nvmlGpuInstanceGetComputeInstancePossiblePlacements(handle: Any, profile: int, placements: Any, count: Any) -> None:
+    _fill_placements(count, placements, mig.compute_profile(MODEL, _instance(handle), profile)["placements"])
+
+
+def nvmlGpuInstanceGetComputeInstanceRemainingCapacity(handle: Any, profile: int, count: Any) -> None:
+    instance = _instance(handle)
+    count[0] = mig.remaining_compute_capacity(instance, mig.compute_profile(MODEL, instance, profile))
+
+
+# Instances
+
+
+def _instance(handle: Any, gpu: Optional[dict[str, Any]] = None) -> dict[str, Any]:
+    for instance in (gpu or _gpu(handle))["mig"]["instances"]:
+        if instance["serial"] == _serial(handle):
+            found: dict[str, Any] = instance
+            return found
+    raise NvmlError("INVALID_ARGUMENT")
+
+
+def _place(placement: Any) -> list[int]:
+    if placement == ffi.NULL:
+        raise NvmlError("INVALID_ARGUMENT")
+    return [placement.start, placement.size]
+
+
+def _create_gpu_instance(handle: Any, profile: int, placement: Optional[list[int]], out: Any) -> None:
+    with _change(handle) as (state, gpu):
+        made = mig.create_gpu_instance(MODEL, state, gpu, profile, placement)
+    out[0] = _handle("nvmlGpuInstance_t", gpu["index"], made["serial"])
+
+
+def nvmlDeviceCreateGpuInstance(handle: Any, profile: int, out: Any) -> None:
+    _create_gpu_instance(handle, profile, None, out)
+
+
+def nvmlDeviceCreateGpuInstanceWithPlacement(handle: Any, profile: int, placement: Any, out: Any) -> None:
+    _create_gpu_instance(handle, profile, _place(placement), out)
+
+
+def nvmlGpuInstanceDestroy(handle: Any) -> None:
+    with _change(handle) as (state, gpu):
+        mig.destroy_gpu_instance(state, gpu, _instance(handle, gpu))
+
+
+def _list_instances(kind: str, index: int, profile: int, live: list[dict[str, Any]], out: Any, count: Any) -> None:
+    """The room is not told: it must be enough for as many as the profile allows."""
+    if out == ffi.NULL:
+        raise NvmlError("INVALID_ARGUMENT")
+    found = [one["serial"] for one in live if one["profile"] == profile]
+    for position, serial in enumerate(found):
+        out[position] = _handle(kind, index, serial)
+    count[0] = len(found)
+
+
+def nvmlDeviceGetGpuInstances(handle: Any, profile: int, out: Any, count: Any) -> None:
+    gpu = _gpu(handle)
+    if not gpu["mig"]["current"]:
+        raise NvmlError("NOT_SUPPORTED")
+    mig.profile(MODEL, profile)
+    _list_instances("nvmlGpuInstance_t", gpu["index"], profile, gpu["mig"]["instances"], out, count)
+
+
+def _by_id(kind: str, index: int, number: int, live: list[dict[str, Any]], out: Any) -> None:
+    for one in live:
+        if one["id"] == number:
+            out[0] = _handle(kind, index, one["serial"])
+            return
+    raise NvmlError("NOT_FOUND")
+
+
+def nvmlDeviceGetGpuInstanceById(handle: Any, number: int, out: Any) -> None:
+    gpu = _gpu(handle)
+    if not gpu["mig"]["current"]:
+        raise NvmlError("NOT_SUPPORTED")
+    _by_id("nvmlGpuInstance_t", gpu["index"], number, gpu["mig"]["instances"], out)
+
+
+def _fill_instance(info: Any, index: int, one: dict[str, Any]) -> None:
+    info.device, info.id, info.profileId = _handle("nvmlDevice_t", index), one["id"], one["profile"]
+    info.placement.start, info.placement.size = one["start"], one["size"]
+
+
+def nvmlGpuInstanceGetInfo(handle: Any, info: Any) -> None:
+    _fill_instance(info, _device_index(handle), _instance(handle))
+
+
+def _create_compute_instance(handle: Any, profile: int, placement: Optional[list[int]], out: Any) -> None:
+    with _change(handle) as (state, gpu):
+        made = mig.create_compute_instance(MODEL, state, gpu, _instance(handle, gpu), profile, placement)
+    out[0] = _handle("nvmlComputeInstance_t", gpu["index"], made["serial"])
+
+
+def nvmlGpuInstanceCreateComputeInstance(handle: Any, profile: int, out: Any) -> None:
+    _create_compute_instance(handle, profile, None, out)
+
+
+def nvmlGpuInstanceCreateComputeInstanceWithPlacement(handle: Any, profile: int, placement: Any, out: Any) -> None:
+    _create_compute_instance(handle, profile, _place(placement), out)
+
+
+def nvmlComputeInstanceDestroy(handle: Any) -> None:
+    with _change(handle) as (state, gpu):
+        mig.destroy_compute_instance(state, gpu, *_mig_device(handle, gpu))
+
+
+def nvmlGpuInstanceGetComputeInstances(handle: Any, profile: int, out: Any, count: Any) -> None:
+    instance = _instance(handle)
+    mig.compute_profile(MODEL, instance, profile)
+    _list_instances("nvmlComputeInstance_t", _device_index(handle), profile, instance["compute"], out, count)
+
+
+def nvmlGpuInstanceGetComputeInstanceById(handle: Any, number: int, out: Any) -> None:
+    _by_id("nvmlComputeInstance_t", _device_index(handle), number, _instance(handle)["compute"], out)
+
+
+def nvmlComputeInstanceGetInfo_v2(handle: Any, info: Any) -> None:
+    instance, compute = _mig_device(handle)
+    _fill_instance(info, _device_index(handle), compute)
+    info.gpuInstance = _handle("nvmlGpuInstance_t", _device_index(handle), instance["serial"])
+
+
+nvmlComputeInstanceGetInfo = nvmlComputeInstanceGetInfo_v2
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
@@ -526,7 +758,7 @@ def nvmlEventSetWait_v2(events: Any, data: Any, timeout: int) -> None:
         if waiting:
             sequence, index, event = min(waiting, key=lambda item: item[:2])
             registered[index][1] = sequence
-            data.device, data.eventType, data.eventData = ffi.cast("nvmlDevice_t", index + 1), event["type"], event["data"]
+            data.device, data.eventType, data.eventData = _handle("nvmlDevice_t", index), event["type"], event["data"]
             data.gpuInstanceId = NO_INSTANCE if event["gi"] is None else event["gi"]
             data.computeInstanceId = NO_INSTANCE if event["ci"] is None else event["ci"]
             return
@@ -543,9 +775,9 @@ def export() -> None:
     for name in dir(lib):
         if name.startswith("nvml"):
             types = ffi.typeof(getattr(lib, name)).args
-            takes_device = bool(types) and types[0].cname == "struct nvmlDevice_st *"
-            answer = globals().get(name) or _from_data(name, list(types), takes_device)
-            ffi.def_extern(name=name, error=CODES["UNKNOWN"])(_entry(name, answer, takes_device))
+            takes = types[0].cname if types else ""
+            answer = globals().get(name) or _from_data(name, list(types), takes == DEVICE)
+            ffi.def_extern(name=name, error=CODES["UNKNOWN"])(_entry(name, answer, takes))
 
 
 export()
