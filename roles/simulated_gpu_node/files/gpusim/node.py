@@ -359,7 +359,7 @@ class Node:
     def _may_start(gpu: dict[str, Any], kind: str, gpus: int, gi: int | None, ci: int | None) -> None:
         name = f"GPU {gpu['index']}"
         if gi is None and ci is None:
-            if gpu["mig"]["current"] and kind != "monitor":
+            if gpu["mig"]["current"] and kind in ("compute", "mps"):
                 raise SimulatorError(f"{name} is in MIG mode: work needs a GPU instance and a compute instance")
             return
         if gi is None or gpus > 1 or (ci is None and kind != "monitor"):

@@ -68,7 +68,7 @@ class StateFile:
     def write(self, state: dict[str, Any]) -> None:
         handle, temporary = tempfile.mkstemp(dir=os.path.dirname(self.path), prefix=".state")
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(state, stream, indent=1)
+            stream.write(json.dumps(state))
         os.chmod(temporary, 0o644)
         os.replace(temporary, self.path)
 
