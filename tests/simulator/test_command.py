@@ -68,6 +68,40 @@ def test_from_create_to_destroy(command: Gpusim, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_mig(command: Gpusim, tmp_path: Path) -> None:
+    folder = command("create", "gpu-1", "--gpus", "2")
+
+    def mig(*words: str, ok: bool = True) -> str:
+        answer: str = command("mig", "gpu-1", "--gpu", "0", *words, ok=ok)
+        return answer
+
+    assert mig("on") == "MIG on"
+    assert mig("create", "3g.71gb", "--start", "4", "--compute", "2c,1c") == "2"
+    assert mig("create", "1g.35gb", "--compute", "") == "3"
+    assert "GPU 0: INSUFFICIENT_RESOURCES" in mig("create", "4g.71gb", ok=False)
+    pid = command("process", "gpu-1", "start", "--gpu", "0", "--gi", "2", "--ci", "1")
+    watcher = command("process", "gpu-1", "start", "--gpu", "0", "--gi", "3", "--type", "monitor", "--name", "dcgm")
+    gpu = json.loads(command("show", "gpu-1"))["gpus"][0]
+    uuids = [compute["uuid"] for compute in gpu["mig"]["instances"][0]["compute"]]
+    assert mig("show").splitlines() == [
+        f"GPU 0  {gpu['uuid']}  MIG on", "  slots  3  3  .  .  2  2  2  2", "  gi 2  3g.71gb 4:4", f"    ci 0  2c.3g.71gb 0:2  {uuids[0]}",
+        f"    ci 1  1c.3g.71gb 2:1  {uuids[1]}  held by train ({pid})", f"  gi 3  1g.35gb 0:2  held by dcgm ({watcher})",
+    ]  # fmt: skip
+    assert "GPU 0: IN_USE" in mig("destroy", "2", ok=False)
+    assert mig("off") == "MIG on, off pending: IN_USE"
+    for holder in (pid, watcher):
+        command("process", "gpu-1", "exit", "--pid", holder)
+    mig("destroy", "2", "1")
+    command("inject", "gpu-1", "--gpu", "0", "fail", "nvmlDeviceGetUUID", "--error", "GPU_IS_LOST", "--times", "forever")
+    with pytest.raises(AssertionError):
+        nvml_child.ask(f"{folder}/lib/libnvidia-ml.so.1", "result = n.nvmlDeviceGetUUID(gpu())")
+    assert "no call nvmlDeviceGetNothing" in command("inject", "gpu-1", "fail", "nvmlDeviceGetNothing", ok=False)
+    for gi in ("2", "3"):
+        mig("destroy", gi)
+    assert mig("off") == "MIG off"
+    assert command("mig", "gpu-1", "show").count("MIG off") == 2
+
+
 def test_inventory(command: Gpusim, tmp_path: Path) -> None:
     command("create", "gpu-1", "--gpus", "1")
     for words in ((), ("gpu-1",)):
@@ -83,7 +117,7 @@ def test_inventory(command: Gpusim, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["create", "gpu-1"], "exists already"),
-        (["create", "gpu-2", "--model", "k80"], "no model k80: there are a100-40, h100-80, h200-141"),
+        (["create", "gpu-2", "--model", "k80"], "no model k80: there are a100-40, a100-80, a30-24, b200-180, h100-80, h200-141"),
         (["create", "gpu-2", "--gpus", "9"], "1 to 8 GPUs, not 9"),
         (["create", "../gpu-2"], "not a node name"),
         (["show", "gpu-9"], "no simulated node gpu-9"),
@@ -93,6 +127,10 @@ def test_inventory(command: Gpusim, tmp_path: Path) -> None:
         (["process", "gpu-1", "exit", "--pid", "1"], "process 1 is not one of this node"),
         (["process", "gpu-1", "start", "--gpu", "0", "--memory-mib", "999999"], "MiB free, not 999999"),
         (["process", "gpu-1", "start", "--gpu", "0", "--ends", "soon"], "not a way to end: soon"),
+        (["mig", "gpu-1", "on"], "on needs --gpu"),
+        (["mig", "gpu-1", "--gpu", "0", "create", "7g.141gb"], "GPU 0: NOT_SUPPORTED"),
+        (["mig", "gpu-1", "--gpu", "0", "create", "7g.40gb"], "no profile 7g.40gb: there are 1g.18gb, 2g.35gb"),
+        (["mig", "gpu-1", "--gpu", "0", "destroy", "2"], "GPU 0 has no GPU instance 2"),
     ],
 )
 def test_mistakes_are_told_in_words(command: Gpusim, words: list[str], message: str) -> None:
