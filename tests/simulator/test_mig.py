@@ -138,6 +138,7 @@ REFUSALS = {
     "not a compute profile": ("n.nvmlGpuInstanceGetComputeInstanceProfileInfo, half, 8, 0", "InvalidArgument"),
     "not an engine profile": ("n.nvmlGpuInstanceGetComputeInstanceProfileInfo, half, 0, 1", "InvalidArgument"),
     "a GPU is no MIG device": ("n.nvmlDeviceGetComputeInstanceId, gpu()", "InvalidArgument"),
+    "utilisation under MIG": ("n.nvmlDeviceGetUtilizationRates, gpu()", "NotSupported"),
     "a MIG device is no GPU": ("n.nvmlDeviceSetMigMode, devices()[0], 0", "NotSupported"),
     "GPU instance is gone": ("where, gone[0]", "InvalidArgument"),
     "compute instance is gone": ("n.nvmlComputeInstanceDestroy, gone[1]", "InvalidArgument"),

@@ -63,7 +63,8 @@ def _handle(kind: str, index: int, serial: int = 0) -> Any:
 
 
 def _gpu(handle: Any, state: Optional[dict[str, Any]] = None) -> dict[str, Any]:
-    index, gpus = _device_index(handle), (state or STATE.read())["gpus"]
+    index = _device_index(handle)
+    gpus: list[dict[str, Any]] = (state or STATE.read())["gpus"]
     if not 0 <= index < len(gpus):
         raise NvmlError("INVALID_ARGUMENT")
     if gpus[index]["lost"]:
@@ -525,6 +526,12 @@ def nvmlDeviceGetAttributes_v2(handle: Any, attributes: Any) -> None:
     whole, part = mig.profile(MODEL, instance["profile"]), mig.compute_profile(MODEL, instance, compute["profile"])
     _fill_known(attributes, {**part, "memorySizeMB": whole["memorySizeMB"]})
     attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount = whole["sliceCount"], part["sliceCount"]
+
+
+def nvmlDeviceGetUtilizationRates(handle: Any, rates: Any) -> None:
+    if _gpu(handle)["mig"]["current"]:
+        raise NvmlError("NOT_SUPPORTED")
+    _fill_struct(rates, MODEL["answers"]["nvmlDeviceGetUtilizationRates"])
 
 
 # Profiles. The query takes an enumerator, all else the profile's id.

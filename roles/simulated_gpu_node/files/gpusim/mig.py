@@ -75,7 +75,7 @@ def remaining_capacity(model: Record, gpu: Record, info: Record) -> int:
     live = [instance["profile"] for instance in gpu["mig"]["instances"]]
     if info["id"] in (rivals := model["mig"]["at_most_one_of"]) and any(one in rivals for one in live):
         return 0
-    return min(len(free_placements(gpu, info)), info["instanceCount"] - live.count(info["id"]))
+    return min(len(free_placements(gpu, info)), int(info["instanceCount"]) - live.count(info["id"]))
 
 
 def remaining_compute_capacity(instance: Record, info: Record) -> int:
