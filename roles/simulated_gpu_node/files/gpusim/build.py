@@ -23,7 +23,7 @@ from pathlib import Path
 
 SONAME = "libnvidia-ml.so.1"
 HERE = Path(__file__).parent
-INSIDE = ("errors", "state", "capabilities", "mig", "library")  # in the order of their imports
+INSIDE = ("errors", "state", "capabilities", "mig", "core", "calls", "mig_calls", "library")  # in the order of their imports
 LIBRARY_SOURCES = ("nvml.h", "build.py", *(f"{name}.py" for name in INSIDE))
 ERROR_STRINGS = {
     0: "Success", 1: "Uninitialized", 2: "Invalid Argument", 3: "Not Supported", 4: "Insufficient Permissions", 5: "Already Initialized",
