@@ -28,7 +28,7 @@ def walk(names, first):
     for position, (name, number, start, size) in enumerate(options[first:], first + 1):
         if room[number]:
             try:
-                made = create(name, start)
+                made = n.nvmlDeviceCreateGpuInstanceWithPlacement(device, number, ctypes.byref(n.c_nvmlGpuInstancePlacement_t(start, size)))
             except n.NVMLError_InsufficientResources:
                 continue
             walk([*names, name], position)
