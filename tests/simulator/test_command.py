@@ -104,7 +104,15 @@ def test_inventory(command: Gpusim, tmp_path: Path) -> None:
         (name, host), *others = yaml.safe_load(command("inventory", *words))["all"]["children"]["gpu_nodes"]["hosts"].items()
         assert (name, others, host["ansible_connection"]) == ("gpu-1", [], "local")
         assert host["ansible_python_interpreter"] == "{{ ansible_playbook_python }}"
-        paths = ("gpuops_kmsg_path", "gpuops_proc_root", "gpuops_dev_root", "gpuops_cgroup_root", "gpuops_nvml_library", "gpuops_state_dir")
+        paths = (
+            "gpuops_kmsg_path",
+            "gpuops_proc_root",
+            "gpuops_dev_root",
+            "gpuops_cgroup_root",
+            "gpuops_nvml_library",
+            "gpuops_nvidia_modprobe",
+            "gpuops_state_dir",
+        )
         assert all(Path(host[path]).exists() for path in paths)
         assert (Path(host["gpuops_cgroup_root"]) / "cgroup.procs").exists()
 
