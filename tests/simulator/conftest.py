@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from gpusim import instances
 from gpusim.node import Node
 
 
@@ -15,10 +16,13 @@ from gpusim.node import Node
 def make_node(tmp_path: Path) -> Iterator[Callable[..., Node]]:
     made: list[Node] = []
 
-    def make(name: str = "gpu-1", **options: object) -> Node:
-        node = Node(tmp_path / "nodes", name)
+    def make(name: str = "gpu-1", root: Path = tmp_path / "nodes", mig: bool = False, **options: object) -> Node:
+        node = Node(root, name)
         made.append(node)
         node.create(**options)  # type: ignore[arg-type]
+        for index in range(len(node.state()["gpus"]) if mig else 0):
+            if "pending" in instances.set_mode(node, index, True):
+                node.reset(index)
         return node
 
     yield make

@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import nvml_child
 import pytest
-from gpusim.node import Node, load_model
+from gpusim.node import MODEL_NAMES, Node, load_model
 
 RECORDED: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "fixtures" / "nvml" / "h200-580.159.04.json").read_text(encoding="utf-8")
@@ -110,6 +111,8 @@ def test_measured_fields(h200: Node) -> None:
         ("h200-141", "NVIDIA H200", 140, [16384, 33280, 33280, 71424, 71424, 143360], 1),
         ("h100-80", "NVIDIA H100 80GB HBM3", 79, [9984, 20096, 20096, 40448, 40448, 81152], 1),
         ("a100-40", "NVIDIA A100-SXM4-40GB", 40, [4864, 9856, 9856, 19968, 19968, 40192], 0),
+        ("a100-80", "NVIDIA A100-SXM4-80GB", 80, [9728, 19968, 19968, 40192, 40192, 80896], 0),
+        ("b200-180", "NVIDIA B200", 179, [21504, 44544, 44544, 90112, 90112, 182272], 1),
     ],
 )
 def test_models(tmp_path: Path, model: str, name: str, total_gib: int, profile_mib: list[int], resetless: int) -> None:
@@ -126,5 +129,32 @@ result = [n.nvmlDeviceGetName(gpu()), n.nvmlDeviceGetMemoryInfo(gpu()).total >> 
         node.destroy()
 
 
-def test_what_is_not_measured_is_marked() -> None:
-    assert all(load_model(model)["unverified"] for model in ("h200-141", "h100-80", "a100-40"))
+def test_profiles_of_the_a30(tmp_path: Path) -> None:
+    """Another family: ids that mean other sizes than on the larger GPUs, and half as many memory slices."""
+    node = Node(tmp_path, "a30")
+    node.create("a30-24", gpus=1)
+    try:
+        found = [one for one in nvml_child.ask(node.library, ASK_PROFILES).values() if "error" not in one]
+    finally:
+        node.destroy()
+    everywhere, halves = [[0, 1], [1, 1], [2, 1], [3, 1]], [[0, 2], [2, 2]]
+    assert [[one["id"], one["name"], one["remaining"], one["memorySizeMB"], one["placements"][2]] for one in found] == [
+        [14, "MIG 1g.6gb", 4, 5952, everywhere], [5, "MIG 2g.12gb", 2, 11968, halves], [0, "MIG 4g.24gb", 1, 24000, [[0, 4]]],
+        [21, "MIG 1g.6gb+me", 1, 5952, everywhere], [6, "MIG 2g.12gb+me", 1, 11968, halves],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", MODEL_NAMES)
+def test_names_say_the_share_of_the_memory(model: str) -> None:
+    """Eighths (quarters) of the memory, rounded up, of its whole gibibytes."""
+    data = load_model(model)
+    total_mib = data["memory"]["total_bytes"] >> 20
+    for info in data["mig"]["profiles"].values():
+        share = math.ceil(info["memorySizeMB"] / total_mib * 8) / 8
+        gigabytes = math.floor(share * math.ceil(total_mib / 1024) + 0.5)
+        assert info["name"].startswith(f"MIG {info['sliceCount']}g.{gigabytes}gb")
+
+
+@pytest.mark.parametrize("model", MODEL_NAMES)
+def test_what_is_not_measured_is_marked(model: str) -> None:
+    assert load_model(model)["unverified"]

@@ -18,7 +18,7 @@ from typing import Any
 import gpusim
 import nvml_child
 import pytest
-from gpusim import kubelet
+from gpusim import instances, kubelet
 from gpusim.node import Node
 from gpusim.state import start_ticks
 
@@ -87,6 +87,11 @@ def test_gpus_are_handed_out_once(node: Node) -> None:
     assert sync(node, deleted(pod("a")), pod("b"), pod("c"))  # told to end
     assert ended(records["a"]["pid"], 5)
     assert sync(node, pod("b"), pod("c"))["c"]["gpus"] == [0]
+
+
+def test_a_gpu_in_mig_mode_is_not_handed_out_whole(node: Node) -> None:
+    instances.set_mode(node, 0, True)
+    assert sync(node, pod(gpus=1))["0f5a-1"]["gpus"] == [1]
 
 
 def test_a_killed_process_is_not_started_again_but_after_a_reboot_it_is(node: Node) -> None:

@@ -42,6 +42,54 @@ def gpu(index=0):
 n.nvmlInit()
 """
 
+MIG = """
+def profile(name, device=None):
+    for query in range(n.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        info = ask(n.nvmlDeviceGetGpuInstanceProfileInfo, device or gpu(), query)
+        if info.get("name") == "MIG " + name:
+            return info
+    raise AssertionError(name)
+
+def placements(function, *args):
+    count = ctypes.c_uint()
+    function(*args, None, ctypes.byref(count))
+    found = (n.c_nvmlGpuInstancePlacement_t * count.value)()
+    function(*args, found, ctypes.byref(count))
+    return [[one.start, one.size] for one in found]
+
+def create(name, start=None, device=None):
+    info = profile(name, device)
+    if start is None:
+        return n.nvmlDeviceCreateGpuInstance(device or gpu(), info["id"])
+    size = placements(n.nvmlDeviceGetGpuInstancePossiblePlacements, device or gpu(), info["id"])[0][1]
+    return n.nvmlDeviceCreateGpuInstanceWithPlacement(device or gpu(), info["id"], ctypes.byref(n.c_nvmlGpuInstancePlacement_t(start, size)))
+
+def divide(gi, profile_id, start=None, size=1):
+    if start is None:
+        return n.nvmlGpuInstanceCreateComputeInstance(gi, profile_id)
+    return n.nvmlGpuInstanceCreateComputeInstanceWithPlacement(gi, profile_id, ctypes.byref(n.c_nvmlComputeInstancePlacement_t(start, size)))
+
+def where(one):
+    info = n.nvmlGpuInstanceGetInfo(one) if isinstance(one, n.c_nvmlGpuInstance_t) else n.nvmlComputeInstanceGetInfo(one)
+    return [info.id, info.placement.start, info.placement.size]
+
+def devices(device=None):
+    found = []
+    for index in range(n.nvmlDeviceGetMaxMigDeviceCount(device or gpu())):
+        try:
+            found.append(n.nvmlDeviceGetMigDeviceHandleByIndex(device or gpu(), index))
+        except n.NVMLError_NotFound:
+            pass
+    return found
+
+def outcome(function, *args):
+    try:
+        function(*args)
+        return "ok"
+    except n.NVMLError as error:
+        return type(error).__name__.replace("NVMLError_", "")
+"""
+
 
 def start(library: Path | str, body: str, python: str = sys.executable) -> subprocess.Popen[str]:
     """`body` leaves what it found in `result`; between its lines it may print for who reads along."""

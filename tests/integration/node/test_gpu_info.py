@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from gpusim import instances
 
 POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod12345678_9abc_def0_1234_56789abcdef0.slice"
 GIB = 1 << 30
@@ -37,6 +38,20 @@ def test_a_pods_process_and_a_units(node):
     assert (two["pid"], two["unit"], two["container"], two["memory_bytes"], two["source"]) == (unit, "serve.service", None, GIB, "nvml")
     assert two["executable"].endswith("/bin/serve") and two["gi"] is None
     assert [found["pid"] for found in gpus[2]["processes"]] == [unit]
+
+
+def test_mig_instances_and_who_is_in_them(node):
+    """Also the GPU instance that has no compute instance, and so no handle and no UUID."""
+    instances.set_mode(node.sim, 0, True)
+    instances.create(node.sim, 0, "3g.71gb", 4, ("2c", "1c"))
+    instances.create(node.sim, 0, "1g.35gb", 0, ())
+    pid = node.sim.start([0], "train", GIB, gi=2, ci=1)
+    gpu = node.info()["gpus"][0]
+    assert gpu["errors"] == [] and gpu["mig"]["current"]
+    assert [(one["gi"], one["ci"], one["profile"], bool(one["uuid"])) for one in gpu["mig"]["instances"]] == [
+        (2, 0, "2c.3g.71gb", True), (2, 1, "1c.3g.71gb", True), (3, None, "1g.35gb", False),
+    ]  # fmt: skip
+    assert [(one["pid"], one["gi"], one["ci"], one["memory_bytes"]) for one in gpu["processes"]] == [(pid, 2, 1, GIB)]
 
 
 def test_selection(node):

@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import build, kmsg
-from .node import MIB, Node, SimulatorError, nodes
+from . import build, instances, kmsg
+from .errors import CODES
+from .node import MIB, MODEL_NAMES, Node, SimulatorError, nodes
 
 DEFAULT_ROOT = Path("/var/tmp/gpusim")
 EXAMPLES = """
@@ -23,6 +24,8 @@ examples:
   gpusim inject gpu-1 --gpu 3 xid 48                      event and kernel log line
   gpusim inject gpu-1 --gpu 3 row-remap --failure
   gpusim inject gpu-1 hang nvmlDeviceGetMemoryInfo --seconds forever
+  gpusim inject gpu-1 fail nvmlGpuInstanceDestroy --error IN_USE --at 2
+  gpusim mig gpu-1 --gpu 0 on ; gpusim mig gpu-1 --gpu 0 create 3g.71gb --start 4 ; gpusim mig gpu-1 show
   gpusim inventory > inventory.yml                        host entries for Ansible
   gpusim export                                           metrics of all nodes, for Prometheus
   gpusim reset gpu-1 --gpu 3 ; gpusim reboot gpu-1 ; gpusim destroy gpu-1
@@ -45,11 +48,12 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     create = command("create", "make a node; prints its folder")
-    create.add_argument("--model", default="h200-141", help="GPU model: h200-141 (default), h100-80, a100-40")
+    create.add_argument("--model", default="h200-141", help="GPU model: %s (default: h200-141)" % ", ".join(MODEL_NAMES))
     create.add_argument("--gpus", type=int, default=8, help="how many (default: 8)")
     command("show", "print a node's state as JSON")
     _inject_parser(command("inject", "put a fault in"))
     _process_parser(command("process", "processes that hold GPUs"))
+    _mig_parser(command("mig", "MIG mode, GPU instances and compute instances"))
     clear = command("clear", "take injected faults back")
     clear.add_argument("--gpu", type=int, help="of this GPU only (default: all, and the node's own)")
     reset = command("reset", "reset a GPU, recorded in the state and the kernel log; refused while a process holds it")
@@ -69,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _inject_parser(inject: argparse.ArgumentParser) -> None:
-    inject.add_argument("--gpu", type=int, help="index of the GPU (hang and no-permission: of the node when left out)")
+    inject.add_argument("--gpu", type=int, help="index of the GPU (hang, no-permission and fail: of the node when left out)")
     faults = inject.add_subparsers(dest="fault", required=True, metavar="FAULT")
     xid = faults.add_parser("xid", help="an Xid: NVML event and kernel log line")
     xid.add_argument("code", type=int)
@@ -93,6 +97,13 @@ def _inject_parser(inject: argparse.ArgumentParser) -> None:
     hang.add_argument("function", help="name of the NVML call, or `all`")
     hang.add_argument("--seconds", default="forever", help="a number, or `forever` (default): until cleared")
     faults.add_parser("no-permission", help="a call is refused").add_argument("function")
+    fail = faults.add_parser("fail", help="a call fails, the Nth time that anybody makes it from now on")
+    fail.add_argument("function")
+    fail.add_argument(
+        "--error", default="UNKNOWN", choices=CODES, metavar="ERROR", help="NVML's, without NVML_ERROR_ (default: %(default)s)"
+    )
+    fail.add_argument("--at", type=int, default=1, metavar="N", help="(default: 1)")
+    fail.add_argument("--times", default="1", help="how often, or `forever` (default: 1)")
     faults.add_parser("driver-not-loaded", help="as after rmmod nvidia")
     faults.add_parser("log", help="any other line of the kernel log").add_argument("text")
 
@@ -105,12 +116,46 @@ def _process_parser(process: argparse.ArgumentParser) -> None:
     start.add_argument("--memory-mib", type=int, default=1024, help="GPU memory on each GPU (default: %(default)s)")
     start.add_argument("--cgroup", help="below the node's own (default: system.slice/NAME.service)")
     start.add_argument("--ends", default="normal", help="on SIGTERM: normal | late:SECONDS | never (not on SIGKILL either)")
-    start.add_argument("--type", choices=["compute", "graphics", "mps"], default="compute")
+    start.add_argument(
+        "--type", choices=["compute", "graphics", "mps", "monitor"], default="compute", help="a monitor is in no list of NVML"
+    )
+    start.add_argument("--gi", type=int, help="number of the GPU instance that it is in")
+    start.add_argument("--ci", type=int, help="number of the compute instance in it")
     for verb, text in (("grow", "it uses more GPU memory"), ("exit", "it ends now, also a `never`"), ("terminate", "send it SIGTERM")):
         added = verbs.add_parser(verb, help=text)
         added.add_argument("--pid", type=int, required=True)
         if verb == "grow":
             added.add_argument("--memory-mib", type=int, required=True, help="how much more")
+
+
+def _mig_parser(mig: argparse.ArgumentParser) -> None:
+    mig.add_argument("--gpu", type=int, help="index of the GPU (show: all when left out)")
+    verbs = mig.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs.add_parser("show", help="memory slices, instances and who holds them")
+    verbs.add_parser("on", help="MIG mode; tells what is in the way")
+    verbs.add_parser("off", help="no MIG mode")
+    create = verbs.add_parser("create", help="a GPU instance with a compute instance of its size; prints its number")
+    create.add_argument("profile", help="such as 3g.71gb")
+    create.add_argument("--start", type=int, help="its first memory slice (default: where the driver likes)")
+    create.add_argument("--compute", metavar="PROFILES", help="other compute instances: 1c,2c, or nothing for none")
+    destroy = verbs.add_parser("destroy", help="a GPU instance with all in it, or one compute instance")
+    destroy.add_argument("gi", type=int)
+    destroy.add_argument("ci", type=int, nargs="?")
+
+
+def _mig(node: Node, args: argparse.Namespace) -> None:
+    if args.verb == "show":
+        chosen = range(len(node.state()["gpus"])) if args.gpu is None else [args.gpu]
+        print("\n".join(instances.show(node, index) for index in chosen))
+    elif args.gpu is None:
+        raise SimulatorError(f"{args.verb} needs --gpu")
+    elif args.verb in ("on", "off"):
+        print(instances.set_mode(node, args.gpu, args.verb == "on"))
+    elif args.verb == "create":
+        compute = None if args.compute is None else tuple(filter(None, args.compute.split(",")))
+        print(instances.create(node, args.gpu, args.profile, args.start, compute))
+    else:
+        instances.destroy(node, args.gpu, args.gi, args.ci)
 
 
 def _inject(node: Node, args: argparse.Namespace) -> None:
@@ -119,6 +164,8 @@ def _inject(node: Node, args: argparse.Namespace) -> None:
         node.hang(args.function, None if args.seconds == "forever" else float(args.seconds), gpu)
     elif args.fault == "no-permission":
         node.no_permission(args.function, gpu)
+    elif args.fault == "fail":
+        node.fail(args.function, args.error, args.at, None if args.times == "forever" else int(args.times), gpu)
     elif args.fault == "driver-not-loaded":
         node.driver_not_loaded()
     elif args.fault == "log":
@@ -141,7 +188,7 @@ def _inject(node: Node, args: argparse.Namespace) -> None:
 
 def _process(node: Node, args: argparse.Namespace) -> None:
     if args.verb == "start":
-        print(node.start(args.gpu, args.name, args.memory_mib * MIB, args.cgroup, args.ends, args.type))
+        print(node.start(args.gpu, args.name, args.memory_mib * MIB, args.cgroup, args.ends, args.type, gi=args.gi, ci=args.ci))
     elif args.verb == "grow":
         node.grow(args.pid, args.memory_mib * MIB)
     elif args.verb == "exit":
@@ -177,7 +224,7 @@ def run(args: argparse.Namespace) -> None:
     simple: dict[str, Any] = {
         "clear": lambda: node.clear(args.gpu), "reset": lambda: node.reset(args.gpu, args.force), "reboot": node.reboot,
         "destroy": node.destroy, "inject": lambda: _inject(node, args), "process": lambda: _process(node, args),
-        "show": lambda: print(json.dumps(node.summary(), indent=1)),
+        "mig": lambda: _mig(node, args), "show": lambda: print(json.dumps(node.summary(), indent=1)),
     }  # fmt: skip
     if args.command == "create":
         node.create(args.model, args.gpus)

@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Builds the simulated libnvidia-ml.so.1: nvml.h as its interface, library.py and state.py inside (cffi's embedding mode).
+"""Builds the simulated libnvidia-ml.so.1: nvml.h as its interface, library.py and what it imports inside (cffi's embedding mode).
 
 It is built once per interpreter into a cache, and every simulated node has a copy: the library finds its node by its own path.
 """
@@ -23,8 +23,8 @@ from pathlib import Path
 
 SONAME = "libnvidia-ml.so.1"
 HERE = Path(__file__).parent
-INSIDE = ("state", "library")
-LIBRARY_SOURCES = ("nvml.h", "build.py", "state.py", "library.py")
+INSIDE = ("errors", "state", "capabilities", "mig", "core", "calls", "mig_calls", "library")  # in the order of their imports
+LIBRARY_SOURCES = ("nvml.h", "build.py", *(f"{name}.py" for name in INSIDE))
 ERROR_STRINGS = {
     0: "Success", 1: "Uninitialized", 2: "Invalid Argument", 3: "Not Supported", 4: "Insufficient Permissions", 5: "Already Initialized",
     6: "Not Found", 7: "Insufficient Size", 8: "Insufficient External Power", 9: "Driver Not Loaded", 10: "Timeout", 11: "Interrupt Request Issue",

@@ -93,7 +93,8 @@ def _start(node: Node, uid: str, pod: Pod) -> str:
     name, wanted, container = pod["metadata"]["name"], gpus_wanted(pod), pod["spec"]["containers"][0]["name"]
     state = node.state()
     taken = {index for entry in state["processes"] if entry["pod"] and is_alive(entry) for index in entry["gpus"]}
-    free = [gpu["index"] for gpu in state["gpus"] if gpu["index"] not in taken and not gpu["lost"]][:wanted]
+    whole = [gpu["index"] for gpu in state["gpus"] if not gpu["lost"] and not gpu["mig"]["current"]]
+    free = [index for index in whole if index not in taken][:wanted]
     if len(free) < wanted:
         return f"{name}: waits, {len(free)} of {wanted} GPUs are free on {node.name}"
     pid = node.start(free, program(pod), POD_MEMORY, cgroup(uid, container), ends(pod), pod=uid)

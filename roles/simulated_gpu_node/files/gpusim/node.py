@@ -16,19 +16,20 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from . import build, kmsg, process
-from .state import StateFile, call_name, is_alive, start_ticks
+from . import build, capabilities, kmsg, mig, process
+from .errors import CODES
+from .state import StateFile, add_event, call_name, is_alive, start_ticks
 
 MODELS = Path(__file__).parent / "models"
+MODEL_NAMES = sorted(file.stem for file in MODELS.glob("*.json"))
 MIB = 1 << 20
 # NVML's event types
 ECC_EVENT, XID_EVENT, RECOVERY_EVENT = 0x2, 0x8, 0x8000
-EVENTS_KEPT = 256
 NAMESPACE = uuid.UUID("5e3c9d3a-6d50-5b0e-9d6e-67707573696d")  # ours, so that a node's GPUs have the same UUIDs wherever it is made
 
 
 def no_faults() -> dict[str, Any]:
-    return {"hang": {}, "no_permission": []}
+    return {"hang": {}, "no_permission": [], "fail": {}}
 
 
 class SimulatorError(Exception):
@@ -38,11 +39,11 @@ class SimulatorError(Exception):
 def load_model(name: str) -> dict[str, Any]:
     path = MODELS / f"{name}.json"
     if not path.is_file():
-        raise SimulatorError(f"no model {name}: there are {', '.join(sorted(file.stem for file in MODELS.glob('*.json')))}")
+        raise SimulatorError(f"no model {name}: there are {', '.join(MODEL_NAMES)}")
     model: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if "extends" in model:
         base = load_model(model["extends"])
-        model = {**base, **model, "answers": {**base["answers"], **model["answers"]}}
+        model = {**base, **model, **{part: {**base[part], **model[part]} for part in ("answers", "mig")}}
     return model
 
 
@@ -57,6 +58,7 @@ class Node:
         self.file = StateFile(str(self.path / "state.json"))
         self.kmsg = self.path / "dev" / "kmsg"
         self.library = self.path / "lib" / build.SONAME
+        self.modprobe = self.path / "sbin" / "nvidia-modprobe"
         mark = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
         self.cgroups = process.cgroup_root() / f"gpusim-{mark}" / name
 
@@ -68,6 +70,11 @@ class Node:
         if not self.exists:
             raise SimulatorError(f"no simulated node {self.name} in {self.root}")
         return self.file.read()
+
+    @property
+    def model(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.path / "model.json").read_text(encoding="utf-8"))
+        return found
 
     def change(self) -> contextlib.AbstractContextManager[dict[str, Any]]:
         """The state under its lock; what has died meanwhile is swept out first."""
@@ -92,16 +99,22 @@ class Node:
         if not 1 <= gpus <= len(model["pci_devices"]):
             raise SimulatorError(f"{model_name} makes nodes of 1 to {len(model['pci_devices'])} GPUs, not {gpus}")
         built = build.library(self.cache)
-        for folder in ("dev", "proc/sys/kernel/random", "var/lib/gpuops", "bin"):
+        for folder in ("dev/nvidia-caps", "proc/sys/kernel/random", "var/lib/gpuops", "bin"):
             (self.path / folder).mkdir(parents=True)
         build.copy(built, self.library)
+        build.copy(build.HERE / "nvidia-modprobe", self.modprobe)
         (self.path / "model.json").write_text(json.dumps(model, indent=1), encoding="utf-8")
         state: dict[str, Any] = {
             "version": 1, "node": self.name, "model": model_name, "driver_version": model["answers"]["nvmlSystemGetDriverVersion"],
-            "faults": {**no_faults(), "driver_not_loaded": False}, "event_sequence": 0,
+            "faults": {**no_faults(), "driver_not_loaded": False}, "event_sequence": 0, "instance_sequence": 0,
             "gpus": [self._gpu(model, index) for index in range(gpus)], "processes": [], "pods": {},
         }  # fmt: skip
-        for device in ("nvidiactl", *(f"nvidia{gpu['minor']}" for gpu in state["gpus"])):
+        capabilities.install(str(self.path))
+        for device in (
+            "nvidiactl",
+            *map(capabilities.device, (capabilities.CONFIG, capabilities.MONITOR)),
+            *(f"nvidia{gpu['minor']}" for gpu in state["gpus"]),
+        ):
             (self.path / "dev" / device).touch()
         for gpu in state["gpus"]:
             information = self.path / "proc/driver/nvidia/gpus" / gpu["pci_bus_id"] / "information"
@@ -131,7 +144,7 @@ class Node:
             "remapped_rows": {"correctable": 0, "uncorrectable": 0, "pending": False, "failure": False},
             "mig": {"current": 0, "pending": 0, "instances": []}, "events": [], "resets": [],
             "answers": {  # what this GPU answers itself; the model answers the rest
-                "nvmlDeviceGetUUID": gpu_uuid, "nvmlDeviceGetSerial": serial, "nvmlDeviceGetIndex": index,
+                "nvmlDeviceGetSerial": serial, "nvmlDeviceGetIndex": index,
                 "nvmlDeviceGetMinorNumber": index, "nvmlDeviceGetModuleId": model["module_ids"][index], "nvmlDeviceGetBoardId": slot,
                 "nvmlDeviceGetPdi": {"value": identity.int % (1 << 64)},
                 "nvmlDeviceGetPciInfo_v3": {
@@ -154,14 +167,19 @@ class Node:
             state["pods"] = {}
             state["faults"] = {**no_faults(), "driver_not_loaded": False}
             for gpu in state["gpus"]:
+                if self.model["mig"]["resetless"]:  # then the mode is the driver's, not the board's
+                    gpu["mig"]["pending"] = 0
                 self._power_up(gpu)
                 gpu["introduced"] = False
+            for device in (self.path / "dev/nvidia-caps").iterdir():
+                if device.name not in ("nvidia-cap1", "nvidia-cap2"):
+                    device.unlink()
             self._boot(state)
 
     def reset(self, index: int, force: bool = False) -> None:
         """A GPU reset, recorded; refused, as by nvidia-smi, while a process holds the GPU."""
         with self.change() as state:
-            gpu = self._select(state, index)
+            gpu = self.select(state, index)
             holders = [f"{entry['name']} ({entry['pid']})" for entry in state["processes"] if index in entry["gpus"]]
             if holders and not force:
                 raise SimulatorError(f"GPU {gpu['pci_bus_id']} is in use by another client: {', '.join(holders)}")
@@ -169,14 +187,14 @@ class Node:
             gpu["resets"].append({"time": time.time(), "boot_id": state["boot"]["id"]})
             kmsg.reset(self.kmsg, state, gpu)
 
-    @staticmethod
-    def _power_up(gpu: dict[str, Any]) -> None:
+    def _power_up(self, gpu: dict[str, Any]) -> None:
         """What a reset or a power cycle clears. Rows marked for remapping are remapped by it; a failure to remap, worn-out
         on-chip memory and the aggregate counts stay."""
         gpu.update(lost=False, recovery_action="none", faults=no_faults())
         gpu["ecc"].update(corrected_volatile=0, uncorrected_volatile=0)
         gpu["remapped_rows"]["pending"] = False
         gpu["mig"].update(current=gpu["mig"]["pending"], instances=[])
+        capabilities.update(str(self.path), gpu)
 
     def destroy(self) -> None:
         """End every process of the node and remove all that was made for it."""
@@ -192,23 +210,17 @@ class Node:
     # -- faults --------------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _select(state: dict[str, Any], index: int) -> dict[str, Any]:
+    def select(state: dict[str, Any], index: int) -> dict[str, Any]:
         if not 0 <= index < len(state["gpus"]):
             raise SimulatorError(f"no GPU {index}: the node has {len(state['gpus'])}")
         gpu: dict[str, Any] = state["gpus"][index]
         return gpu
 
-    @staticmethod
-    def _event(state: dict[str, Any], gpu: dict[str, Any], kind: int, data: int) -> None:
-        state["event_sequence"] += 1
-        gpu["events"].append({"sequence": state["event_sequence"], "type": kind, "data": data, "gi": None, "ci": None})
-        del gpu["events"][:-EVENTS_KEPT]
-
     def xid(self, index: int, code: int, text: str | None = None, pid: int | None = None, name: str | None = None) -> None:
         with self.change() as state:
-            gpu = self._select(state, index)
+            gpu = self.select(state, index)
             kmsg.xid(self.kmsg, state, gpu, code, text, pid, name)
-            self._event(state, gpu, XID_EVENT, code)
+            add_event(state, gpu, XID_EVENT, code)
 
     def log(self, text: str) -> None:
         """Any other line of the kernel log."""
@@ -218,17 +230,17 @@ class Node:
     def recovery_action(self, index: int, action: str) -> None:
         """The driver's verdict, which it also tells as an Xid 154."""
         with self.change() as state:
-            gpu = self._select(state, index)
+            gpu = self.select(state, index)
             names, texts = list(kmsg.RECOVERY_TEXTS), kmsg.RECOVERY_TEXTS
             old, gpu["recovery_action"] = gpu["recovery_action"], action
             verdict = f"GPU recovery action changed from {names.index(old):#x} ({texts[old]}) to {names.index(action):#x} ({texts[action]})"
             kmsg.xid(self.kmsg, state, gpu, 154, verdict, None, None)
-            self._event(state, gpu, XID_EVENT, 154)
-            self._event(state, gpu, RECOVERY_EVENT, names.index(action))
+            add_event(state, gpu, XID_EVENT, 154)
+            add_event(state, gpu, RECOVERY_EVENT, names.index(action))
 
     def row_remap(self, index: int, correctable: int = 0, uncorrectable: int = 0, pending: bool = False, failure: bool = False) -> None:
         with self.change() as state:
-            rows = self._select(state, index)["remapped_rows"]
+            rows = self.select(state, index)["remapped_rows"]
             rows["correctable"] += correctable
             rows["uncorrectable"] += uncorrectable
             rows["pending"] |= pending
@@ -236,21 +248,21 @@ class Node:
 
     def ecc(self, index: int, corrected: int = 0, uncorrected: int = 0, sram_threshold_exceeded: bool = False) -> None:
         with self.change() as state:
-            gpu = self._select(state, index)
+            gpu = self.select(state, index)
             for kind, count in (("corrected", corrected), ("uncorrected", uncorrected)):
                 gpu["ecc"][f"{kind}_volatile"] += count
                 gpu["ecc"][f"{kind}_aggregate"] += count
             gpu["ecc"]["sram_threshold_exceeded"] |= sram_threshold_exceeded
             if uncorrected:
-                self._event(state, gpu, ECC_EVENT, 0)
+                add_event(state, gpu, ECC_EVENT, 0)
 
     def lost(self, index: int) -> None:
         with self.change() as state:
-            self._select(state, index)["lost"] = True
+            self.select(state, index)["lost"] = True
 
     def temperature(self, index: int, celsius: int) -> None:
         with self.change() as state:
-            self._select(state, index)["temperature_celsius"] = celsius
+            self.select(state, index)["temperature_celsius"] = celsius
 
     def hang(self, function: str, seconds: float | None, index: int | None = None) -> None:
         with self.change() as state:
@@ -259,6 +271,13 @@ class Node:
     def no_permission(self, function: str, index: int | None = None) -> None:
         with self.change() as state:
             self._faults(state, index)["no_permission"].append(self._call(function))
+
+    def fail(self, function: str, error: str, at: int = 1, times: int | None = 1, index: int | None = None) -> None:
+        """The call fails the Nth time that anybody makes it from now on, and `times` times in all (None: ever after)."""
+        if error not in CODES:
+            raise SimulatorError(f"no NVML error {error}: there are {', '.join(CODES)}")
+        with self.change() as state:
+            self._faults(state, index)["fail"][self._call(function)] = {"error": error, "at": at, "times": times, "calls": 0}
 
     def driver_not_loaded(self) -> None:
         with self.change() as state:
@@ -272,15 +291,14 @@ class Node:
         return name
 
     def _faults(self, state: dict[str, Any], index: int | None) -> dict[str, Any]:
-        faults: dict[str, Any] = (state if index is None else self._select(state, index))["faults"]
+        faults: dict[str, Any] = (state if index is None else self.select(state, index))["faults"]
         return faults
 
     def clear(self, index: int | None = None) -> None:
         """Take all injected faults back, of one GPU or of the whole node. The kernel log keeps what it said."""
         with self.change() as state:
-            model = json.loads((self.path / "model.json").read_text(encoding="utf-8"))
-            for gpu in state["gpus"] if index is None else [self._select(state, index)]:
-                fresh = self._gpu(model, gpu["index"])
+            for gpu in state["gpus"] if index is None else [self.select(state, index)]:
+                fresh = self._gpu(self.model, gpu["index"])
                 for part in ("lost", "recovery_action", "faults", "ecc", "remapped_rows", "temperature_celsius"):
                     gpu[part] = fresh[part]
             if index is None:
@@ -297,8 +315,13 @@ class Node:
         ends: str = "normal",
         kind: str = "compute",
         pod: str | None = None,
+        gi: int | None = None,
+        ci: int | None = None,
     ) -> int:
-        """Start a process on some GPUs and enter it into NVML; returns its pid."""
+        """Start a process on some GPUs, or in a MIG instance of one, and enter it into NVML; returns its pid.
+
+        A `monitor` is in none of NVML's lists of processes, but holds what it watches.
+        """
         if "/" in name or not name:
             raise SimulatorError(f"not a process name: {name!r}")
         if not re.fullmatch(r"normal|never|late:\d+", ends):
@@ -308,13 +331,15 @@ class Node:
             raise SimulatorError(f"not a cgroup below the node's own: {cgroup}")
         with self.change() as state:
             for index in gpus:
-                self._room(state, index, memory_bytes)
+                self._may_start(self.select(state, index), kind, len(gpus), gi, ci)
+                self._room(state, index, gi, memory_bytes)
             program = self.path / "bin" / name  # a file of its own: what runs is told apart by executable too
             if not program.exists():
                 build.copy(build.holder(self.cache), program)
-            devices = [
-                self.path / "dev" / device for device in ("nvidiactl", *(f"nvidia{state['gpus'][index]['minor']}" for index in gpus))
-            ]
+            minors = [state["gpus"][index]["minor"] for index in gpus]
+            held = [] if gi is None else [capabilities.minor(minors[0], gi, part) for part in ((None,) if ci is None else (None, ci))]
+            names = ("nvidiactl", *(f"nvidia{minor}" for minor in minors), *map(capabilities.device, held))
+            devices = [self.path / "dev" / name for name in names]
             try:
                 pid, supervisor = process.start(program, leaf, ends, devices)
             except RuntimeError:
@@ -322,7 +347,7 @@ class Node:
                 raise
             state["processes"].append({
                 "pid": pid, "start_ticks": start_ticks(pid), "supervisor": supervisor, "supervisor_ticks": start_ticks(supervisor) if supervisor else None,
-                "name": name, "executable": str(program), "type": kind, "gpus": gpus, "memory_bytes": memory_bytes, "gi": None, "ci": None,
+                "name": name, "executable": str(program), "type": kind, "gpus": gpus, "memory_bytes": memory_bytes, "gi": gi, "ci": ci,
                 "cgroup_path": str(leaf), "ends": ends, "pod": pod,
             })  # fmt: skip
             link = self.path / "proc" / str(pid)
@@ -330,18 +355,36 @@ class Node:
             link.symlink_to(f"/proc/{pid}")
         return pid
 
-    def _room(self, state: dict[str, Any], index: int, wanted: int) -> None:
-        self._select(state, index)
-        memory = json.loads((self.path / "model.json").read_text(encoding="utf-8"))["memory"]
-        free = memory["total_bytes"] - memory["reserved_bytes"] - sum(p["memory_bytes"] for p in state["processes"] if index in p["gpus"])
+    @staticmethod
+    def _may_start(gpu: dict[str, Any], kind: str, gpus: int, gi: int | None, ci: int | None) -> None:
+        name = f"GPU {gpu['index']}"
+        if gi is None and ci is None:
+            if gpu["mig"]["current"] and kind in ("compute", "mps"):
+                raise SimulatorError(f"{name} is in MIG mode: work needs a GPU instance and a compute instance")
+            return
+        if gi is None or gpus > 1 or (ci is None and kind != "monitor"):
+            raise SimulatorError(
+                "a process is in one compute instance of one GPU instance of one GPU; only a monitor can hold all of a GPU instance"
+            )
+        found = [instance for instance in gpu["mig"]["instances"] if instance["id"] == gi]
+        if not found or ci not in (None, *(compute["id"] for compute in found[0]["compute"])):
+            raise SimulatorError(f"{name} has no GPU instance {gi}" + ("" if ci is None else f" with a compute instance {ci}"))
+
+    def _room(self, state: dict[str, Any], index: int, gi: int | None, wanted: int) -> None:
+        gpu, model = self.select(state, index), self.model
+        total, where = model["memory"]["total_bytes"] - model["memory"]["reserved_bytes"], f"GPU {index}"
+        if gi is not None:
+            instance = next(one for one in gpu["mig"]["instances"] if one["id"] == gi)
+            total, where = mig.profile(model, instance["profile"])["memorySizeMB"] * MIB, f"GPU instance {gi} of {where}"
+        free = total - mig.memory_used(state, gpu, gi)
         if wanted > free:
-            raise SimulatorError(f"GPU {index} has {free // MIB} MiB free, not {wanted // MIB}")
+            raise SimulatorError(f"{where} has {free // MIB} MiB free, not {wanted // MIB}")
 
     def grow(self, pid: int, more_bytes: int) -> None:
         with self.change() as state:
             entry = self._process(state, pid)
             for index in entry["gpus"]:
-                self._room(state, index, more_bytes)
+                self._room(state, index, entry["gi"], more_bytes)
             entry["memory_bytes"] += more_bytes
 
     def exit(self, pid: int) -> None:
@@ -372,7 +415,7 @@ class Node:
         self.state()
         return {
             "ansible_connection": "local", "ansible_python_interpreter": "{{ ansible_playbook_python }}",
-            "gpuops_node_name": self.name, "gpuops_sim_state": self.file.path, "gpuops_nvml_library": str(self.library),
+            "gpuops_node_name": self.name, "gpuops_sim_state": self.file.path, "gpuops_nvml_library": str(self.library), "gpuops_nvidia_modprobe": str(self.modprobe),
             "gpuops_kmsg_path": str(self.kmsg), "gpuops_dev_root": str(self.path / "dev"), "gpuops_proc_root": str(self.path / "proc"),
             "gpuops_state_dir": str(self.path / "var/lib/gpuops"), "gpuops_cgroup_root": str(process.cgroup_root()),
         }  # fmt: skip

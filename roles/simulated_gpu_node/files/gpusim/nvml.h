@@ -9,6 +9,8 @@
 typedef int nvmlReturn_t;
 typedef struct nvmlDevice_st *nvmlDevice_t;
 typedef struct nvmlEventSet_st *nvmlEventSet_t;
+typedef struct nvmlGpuInstance_st *nvmlGpuInstance_t;
+typedef struct nvmlComputeInstance_st *nvmlComputeInstance_t;
 
 typedef struct { unsigned long long total; unsigned long long free; unsigned long long used; } nvmlMemory_t;
 typedef struct { unsigned int version; unsigned long long total; unsigned long long reserved; unsigned long long free; unsigned long long used; } nvmlMemory_v2_t;
@@ -44,6 +46,12 @@ typedef struct { nvmlDevice_t device; unsigned long long eventType; unsigned lon
 typedef struct { unsigned int start; unsigned int size; } nvmlGpuInstancePlacement_t;
 typedef struct { unsigned int id; unsigned int isP2pSupported; unsigned int sliceCount; unsigned int instanceCount; unsigned int multiprocessorCount; unsigned int copyEngineCount; unsigned int decoderCount; unsigned int encoderCount; unsigned int jpegCount; unsigned int ofaCount; unsigned long long memorySizeMB; } nvmlGpuInstanceProfileInfo_t;
 typedef struct { unsigned int version; unsigned int id; unsigned int isP2pSupported; unsigned int sliceCount; unsigned int instanceCount; unsigned int multiprocessorCount; unsigned int copyEngineCount; unsigned int decoderCount; unsigned int encoderCount; unsigned int jpegCount; unsigned int ofaCount; unsigned long long memorySizeMB; char name[96]; } nvmlGpuInstanceProfileInfo_v2_t;
+typedef struct { nvmlDevice_t device; unsigned int id; unsigned int profileId; nvmlGpuInstancePlacement_t placement; } nvmlGpuInstanceInfo_t;
+typedef struct { unsigned int start; unsigned int size; } nvmlComputeInstancePlacement_t;
+typedef struct { unsigned int id; unsigned int sliceCount; unsigned int instanceCount; unsigned int multiprocessorCount; unsigned int sharedCopyEngineCount; unsigned int sharedDecoderCount; unsigned int sharedEncoderCount; unsigned int sharedJpegCount; unsigned int sharedOfaCount; } nvmlComputeInstanceProfileInfo_t;
+typedef struct { unsigned int version; unsigned int id; unsigned int sliceCount; unsigned int instanceCount; unsigned int multiprocessorCount; unsigned int sharedCopyEngineCount; unsigned int sharedDecoderCount; unsigned int sharedEncoderCount; unsigned int sharedJpegCount; unsigned int sharedOfaCount; char name[96]; } nvmlComputeInstanceProfileInfo_v2_t;
+typedef struct { nvmlDevice_t device; nvmlGpuInstance_t gpuInstance; unsigned int id; unsigned int profileId; nvmlComputeInstancePlacement_t placement; } nvmlComputeInstanceInfo_t;
+typedef struct { unsigned int multiprocessorCount; unsigned int sharedCopyEngineCount; unsigned int sharedDecoderCount; unsigned int sharedEncoderCount; unsigned int sharedJpegCount; unsigned int sharedOfaCount; unsigned int gpuInstanceSliceCount; unsigned int computeInstanceSliceCount; unsigned long long memorySizeMB; } nvmlDeviceAttributes_t;
 
 /* Library and system */
 nvmlReturn_t nvmlInit(void);
@@ -198,24 +206,40 @@ nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set);
 nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout);
 nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout);
 
-/* MIG: modes and profiles */
+/* MIG: mode, MIG devices, GPU instances, compute instances */
 nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int *current, unsigned int *pending);
 nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned int mode, nvmlReturn_t *activation);
 nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *value);
 nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned int *value);
-nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, void *mig);
-nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t mig, void *device);
-nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, void *value);
-nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, void *value);
-nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int profile, void *instances, unsigned int *count);
+nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *mig);
+nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t mig, nvmlDevice_t *device);
+nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *value);
+nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *value);
+nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *value);
 nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfo(nvmlDevice_t device, unsigned int profile, nvmlGpuInstanceProfileInfo_t *info);
 nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoV(nvmlDevice_t device, unsigned int profile, nvmlGpuInstanceProfileInfo_v2_t *info);
 nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, unsigned int profile, nvmlGpuInstancePlacement_t *placements, unsigned int *count);
 nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned int profile, unsigned int *count);
+nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int profile, nvmlGpuInstance_t *instances, unsigned int *count);
+nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *instance);
+nvmlReturn_t nvmlDeviceCreateGpuInstance(nvmlDevice_t device, unsigned int profile, nvmlGpuInstance_t *instance);
+nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t device, unsigned int profile, const nvmlGpuInstancePlacement_t *placement, nvmlGpuInstance_t *instance);
+nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t instance);
+nvmlReturn_t nvmlGpuInstanceGetInfo(nvmlGpuInstance_t instance, nvmlGpuInstanceInfo_t *info);
+nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t instance, unsigned int profile, unsigned int engine, nvmlComputeInstanceProfileInfo_t *info);
+nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t instance, unsigned int profile, unsigned int engine, nvmlComputeInstanceProfileInfo_v2_t *info);
+nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(nvmlGpuInstance_t instance, unsigned int profile, nvmlComputeInstancePlacement_t *placements, unsigned int *count);
+nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_t instance, unsigned int profile, unsigned int *count);
+nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t instance, unsigned int profile, nvmlComputeInstance_t *instances, unsigned int *count);
+nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t instance, unsigned int id, nvmlComputeInstance_t *compute);
+nvmlReturn_t nvmlGpuInstanceCreateComputeInstance(nvmlGpuInstance_t instance, unsigned int profile, nvmlComputeInstance_t *compute);
+nvmlReturn_t nvmlGpuInstanceCreateComputeInstanceWithPlacement(nvmlGpuInstance_t instance, unsigned int profile, const nvmlComputeInstancePlacement_t *placement, nvmlComputeInstance_t *compute);
+nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t compute);
+nvmlReturn_t nvmlComputeInstanceGetInfo(nvmlComputeInstance_t compute, nvmlComputeInstanceInfo_t *info);
+nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t compute, nvmlComputeInstanceInfo_t *info);
 
 /* Answered with an error on every model so far */
 nvmlReturn_t nvmlDeviceGetActiveVgpus(nvmlDevice_t device, void *a, void *b);
-nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, void *a);
 nvmlReturn_t nvmlDeviceGetAutoBoostedClocksEnabled(nvmlDevice_t device, void *a, void *b);
 nvmlReturn_t nvmlDeviceGetBridgeChipInfo(nvmlDevice_t device, void *a);
 nvmlReturn_t nvmlDeviceGetClkMonStatus(nvmlDevice_t device, void *a);

@@ -18,10 +18,19 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
+EVENTS_KEPT = 256
+
 
 def call_name(symbol: str) -> str:
     """What people call an NVML function: without the version in its symbol, and one name for all ways to initialise."""
     return "nvmlInit" if symbol.startswith("nvmlInit") else re.sub(r"_v\d+$", "", symbol)
+
+
+def add_event(state: dict[str, Any], gpu: dict[str, Any], kind: int, data: int) -> None:
+    """For whoever waits on NVML events of this GPU."""
+    state["event_sequence"] += 1
+    gpu["events"].append({"sequence": state["event_sequence"], "type": kind, "data": data, "gi": None, "ci": None})
+    del gpu["events"][:-EVENTS_KEPT]
 
 
 class StateFile:
@@ -59,7 +68,7 @@ class StateFile:
     def write(self, state: dict[str, Any]) -> None:
         handle, temporary = tempfile.mkstemp(dir=os.path.dirname(self.path), prefix=".state")
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(state, stream, indent=1)
+            stream.write(json.dumps(state))
         os.chmod(temporary, 0o644)
         os.replace(temporary, self.path)
 
