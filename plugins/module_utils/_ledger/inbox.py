@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Callable, Optional
 
@@ -26,6 +26,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arriv
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import from_alert, place_with
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.chunks import chunks
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.groups import Groups
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.incidents import Opening, silenced_by
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.storm import Storm
@@ -92,10 +93,11 @@ class Inbox(Groups, Storm):
                 records += self._open_alert(one, alert, how).records
         return list({record["id"]: record for record in records}.values())
 
-    def _messages(self, inbox_ids: Iterable[int]) -> list[Message]:
-        rows = sa.select(INBOX.c.id, INBOX.c.body, INBOX.c.received_at).where(INBOX.c.id.in_(inbox_ids)).order_by(INBOX.c.id)
+    def _messages(self, inbox_ids: Sequence[int]) -> list[Message]:
+        rows = sa.select(INBOX.c.id, INBOX.c.body, INBOX.c.received_at).order_by(INBOX.c.id)
+        parts = [rows.where(INBOX.c.id.in_(some)) for some in chunks(sorted(set(inbox_ids)))]
         with self.read() as connection:
-            return [(row.id, row.body, row.received_at) for row in connection.execute(rows)]
+            return [(row.id, row.body, row.received_at) for part in parts for row in connection.execute(part)]
 
     def _open_all(self, messages: Sequence[Message], how: How) -> dict[str, Any]:
         told, arrived, readable = Told(), [], []
@@ -154,7 +156,8 @@ class Inbox(Groups, Storm):
 
     def _handled(self, inbox_ids: Sequence[int], error: Optional[str]) -> None:
         with self.write() as connection:
-            connection.execute(sa.update(INBOX).where(INBOX.c.id.in_(inbox_ids)).values(handled_at=self.now(), error=error))
+            for some in chunks(inbox_ids):
+                connection.execute(sa.update(INBOX).where(INBOX.c.id.in_(some)).values(handled_at=self.now(), error=error))
 
 
 def _silence(judged: Judged, how: How) -> Optional[str]:

@@ -9,13 +9,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import islice
-from typing import Any, Optional, TypeVar
+from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import Parcel
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.chunks import chunks
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.database import Database
 
 try:
@@ -24,9 +24,6 @@ try:
 except ImportError:  # said by _ledger.database
     pass
 
-Value = TypeVar("Value", int, str)
-
-_STATEMENT_VALUES = 500
 _HELD_SECONDS = 60  # for as long, a repeat of a held alert is the other Alertmanager of a pair
 
 
@@ -79,7 +76,7 @@ class Reception(Database):
         counted = sa.update(INBOX).where(INBOX.c.id == sa.bindparam("row")).values(deliveries=INBOX.c.deliveries + sa.bindparam("more"))
         connection.execute(counted, [{"row": row.id, "more": deliveries[row.digest]} for row in rows])
         again = self._may_be_decided_otherwise(connection, [row for row in rows if row.handled_at and row.firing])
-        for some in _chunks(again):
+        for some in chunks(again):
             connection.execute(sa.update(INBOX).where(INBOX.c.id.in_(some)).values(handled_at=None))
         return {row.id for row in rows if row.handled_at is None or row.id in again}
 
@@ -91,7 +88,7 @@ class Reception(Database):
         set_at = connection.execute(newest).scalar()
         long_ago = self.now() - timedelta(seconds=_HELD_SECONDS)
         held: set[int] = set()
-        for some in _chunks([row.id for row in rows if row.handled_at < long_ago]):
+        for some in chunks([row.id for row in rows if row.handled_at < long_ago]):
             found = sa.select(ALERTS.c.inbox_id).where(ALERTS.c.inbox_id.in_(some), ALERTS.c.reason.is_not(None))
             held |= set(connection.execute(found).scalars())
         return {row.id for row in rows if row.id in held or (set_at is not None and set_at > row.handled_at)}
@@ -111,7 +108,7 @@ class Reception(Database):
             .where(INBOX.c.handled_at.is_(None))
             .order_by(INBOX.c.id)
         )
-        parts = [due] if among is None else [due.where(INBOX.c.id.in_(some)) for some in _chunks(sorted(among))]
+        parts = [due] if among is None else [due.where(INBOX.c.id.in_(some)) for some in chunks(sorted(among))]
         with self.read() as connection:
             return [Kept(*row) for part in parts for row in connection.execute(part).all()]
 
@@ -126,13 +123,6 @@ def _by_digest(connection: sa.Connection, digests: Iterable[str]) -> dict[str, A
     """The rows without their bodies."""
     columns = [INBOX.c[name] for name in ("id", "digest", "node", "firing", "received_at", "patient", "handled_at")]
     found: dict[str, Any] = {}
-    for some in _chunks(digests):
+    for some in chunks(digests):
         found.update((row.digest, row) for row in connection.execute(sa.select(*columns).where(INBOX.c.digest.in_(some))).all())
     return found
-
-
-def _chunks(values: Iterable[Value]) -> Iterator[list[Value]]:
-    """No more in one statement than any database takes."""
-    left = iter(values)
-    while some := list(islice(left, _STATEMENT_VALUES)):
-        yield some

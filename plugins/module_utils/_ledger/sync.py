@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, Optional
 
@@ -16,6 +16,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.news imp
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import LabelMap, judge_all, parse_message
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import Parcel
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.chunks import chunks, chunks_by_size
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept, Reception
 
 try:
@@ -44,17 +45,27 @@ class Sync(Reception):
         )
         with self.read() as connection:
             known = [Known(row.fingerprint, row.starts_at, row.facts, row.reason is None) for row in connection.execute(firing)]
-            bodies = connection.execute(sa.select(INBOX.c.body).where(INBOX.c.handled_at.is_(None))).scalars().all()
-        for body in bodies:
+        for body in self._waiting_bodies():
             known += _waiting(body, labels)
         return known
+
+    def _waiting_bodies(self) -> Iterator[bytes]:
+        """A few at a time, since in a storm many wait; one that is decided in between is still known."""
+        sizes = sa.select(INBOX.c.id, sa.func.length(INBOX.c.body)).where(INBOX.c.handled_at.is_(None)).order_by(INBOX.c.id)
+        with self.read() as connection:
+            waiting = connection.execute(sizes).all()
+        for some in chunks_by_size(waiting):
+            with self.read() as connection:
+                bodies = connection.execute(sa.select(INBOX.c.body).where(INBOX.c.id.in_(some))).scalars().all()
+            yield from bodies
 
     def keep_news(self, arrivals: Sequence[tuple[Parcel, str]], again: Sequence[bool]) -> list[Kept]:
         """The rows that somebody has to decide: those that are new, and those that `again` says were left for a silence that is over."""
         kept = self.keep(arrivals)
         over = [row.inbox_id for row, asked in zip(kept, again) if asked and not row.due]
         with self.write() as connection:
-            connection.execute(sa.update(INBOX).where(INBOX.c.id.in_(over)).values(handled_at=None))
+            for some in chunks(over):
+                connection.execute(sa.update(INBOX).where(INBOX.c.id.in_(some)).values(handled_at=None))
         return [row for row in kept if row.due or row.inbox_id in over]
 
 

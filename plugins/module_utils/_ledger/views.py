@@ -118,11 +118,10 @@ class Views(Inbox, Locks):
                 .group_by(INCIDENTS.c.node_uid, INCIDENTS.c.gpu)
             )
             old = sa.select(INCIDENTS.c.id).where(INCIDENTS.c.closed_at < before, INCIDENTS.c.closed_at.not_in(last))
-            ids = list(connection.execute(old).scalars())
-            owned = sa.select(OWNERS.c.change_id).where(OWNERS.c.incident_id.not_in(ids))
+            owned = sa.select(OWNERS.c.change_id).where(OWNERS.c.incident_id.not_in(old))
             wheres = [
                 (CHANGES, sa.and_(CHANGES.c.open_target.is_(None), CHANGES.c.reverted_at < before, CHANGES.c.id.not_in(owned))),
-                (INCIDENTS, INCIDENTS.c.id.in_(ids)),
+                (INCIDENTS, INCIDENTS.c.id.in_(old)),
                 (ALERTS, sa.and_(ALERTS.c.received_at < before, ALERTS.c.incident_id.is_(None))),
                 (INBOX, sa.and_(INBOX.c.received_at < before, INBOX.c.handled_at.is_not(None))),
                 (OUTBOX, OUTBOX.c.sent_at < before),

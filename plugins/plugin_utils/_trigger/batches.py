@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept
 
 BUSY_SECONDS = 30.0  # how long a row waits for who has its node's lock: a second fault is to be opened, and fenced, within its own 720 s
+_PATIENCE = 3  # windows, as a node that fails every few seconds would hold the others back for ever
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class _Entry:
 class Batches:
     """Rows that arrive within one window leave together. Those of a node that is being worked on wait for a while, and hold nobody else back.
 
-    Patient rows have a longer window, and leave with each other: they may be one fault. A row that was handed over and has no decision after
-    retry_seconds waits again: whoever had it is gone.
+    Patient rows leave with each other: they may be one fault. Their longer window begins anew with each that arrives, up to three times in all. A
+    row that was handed over and has no decision after retry_seconds waits again: whoever had it is gone.
     """
 
     def __init__(self, window_seconds: float, size: int, retry_seconds: float, patience_seconds: float = 0.0) -> None:
@@ -59,7 +60,7 @@ class Batches:
                 del self._handed[inbox_id]
             elif now - entry.since >= self._retry:
                 del self._handed[inbox_id]
-                self._waiting[inbox_id] = _Entry(entry.row, now - self._patience)
+                self._waiting[inbox_id] = _Entry(replace(entry.row, patient=False), now - self._patience)
         for inbox_id, entry in list(self._waiting.items()):
             if inbox_id not in undecided and entry.since < asked:
                 del self._waiting[inbox_id]
@@ -74,7 +75,7 @@ class Batches:
         ]
         for patient in (False, True):
             alike = [entry for entry in ready if entry.row.patient is patient]
-            if len(alike) >= self._size or any(self._end(entry) <= now for entry in alike):
+            if len(alike) >= self._size or any(end <= now for end in self._ends(alike)):
                 break
         else:
             return []
@@ -88,10 +89,12 @@ class Batches:
         """From here on it counts whether anybody decides them."""
         self._handed.update({row.inbox_id: _Entry(row, now) for row in rows})
 
-    def _end(self, entry: _Entry) -> float:
-        """Of its window."""
-        return entry.since + (self._patience if entry.row.patient else self._window)
+    def _ends(self, entries: Collection[_Entry]) -> list[float]:
+        """Of their windows; the patient ones have one together."""
+        patient = [entry.since for entry in entries if entry.row.patient]
+        together = [min(max(patient) + self._patience, min(patient) + _PATIENCE * self._patience)] if patient else []
+        return together + [entry.since + self._window for entry in entries if not entry.row.patient]
 
     def next_look(self, now: float) -> Optional[float]:
         """When a window ends; None where none is open."""
-        return min((end for entry in self._waiting.values() if (end := self._end(entry)) > now), default=None)
+        return min((end for end in self._ends(self._waiting.values()) if end > now), default=None)

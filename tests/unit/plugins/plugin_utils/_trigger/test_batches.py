@@ -103,7 +103,31 @@ def test_patient_rows_wait_for_each_other_and_keep_nobody_waiting(batches):
     batches.add([row(2, "b")], 12.0)
     batches.add([row(3, "c", patient=True)], 20.0)
     assert (batches.next_look(12.1), taken(batches, [], 12.5)) == (12.5, [2])
-    assert (batches.next_look(12.5), taken(batches, [], 24.9), taken(batches, [], 25.0)) == (25.0, [], [1, 3])
+    assert (batches.next_look(12.5), taken(batches, [], 34.9), taken(batches, [], 35.0)) == (35.0, [], [1, 3])
+
+
+def test_patience_follows_a_chain_as_the_rule_does():
+    """Two alerts of a group may be as far apart as the window; its first and its last are further."""
+    batches = Batches(window_seconds=0.5, size=100, retry_seconds=60, patience_seconds=15)
+    for number, at in enumerate((0.0, 10.0, 20.0)):
+        batches.add([row(number, f"n{number}", patient=True)], at)
+        assert taken(batches, [], at + 9.9) == []
+    assert (taken(batches, [], 34.9), taken(batches, [], 35.0)) == ([], [0, 1, 2])
+
+
+def test_patience_has_an_end():
+    batches = Batches(window_seconds=0.5, size=100, retry_seconds=60, patience_seconds=15)
+    for number in range(5):
+        batches.add([row(number, f"n{number}", patient=True)], number * 10.0)
+    assert (taken(batches, [], 44.9), taken(batches, [], 45.0)) == ([], [0, 1, 2, 3, 4])
+
+
+def test_a_patient_row_that_waited_in_vain_holds_no_new_one_and_waits_for_none(batches):
+    batches.add([row(1, "a", patient=True)], 0.0)
+    assert taken(batches, [], 15.0) == [1]
+    batches.add([row(2, "b", patient=True)], 74.0)
+    batches.settle({1, 2}, 75.0, 75.0)
+    assert (taken(batches, [], 75.0), taken(batches, [], 88.9), taken(batches, [], 89.0)) == ([1], [], [2])
 
 
 def test_a_patient_row_that_nobody_decided_has_waited_enough(batches):
