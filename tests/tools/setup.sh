@@ -53,6 +53,7 @@ if [ "$1" = test ]; then
     debian prometheus 'command -v prometheus promtool'
     debian prometheus-alertmanager 'command -v prometheus-alertmanager amtool'
     debian shellcheck 'command -v shellcheck'
+    debian systemd 'command -v systemd-analyze'
 fi
 if [ -n "$missing" ]; then
     say "Debian packages:$missing"
