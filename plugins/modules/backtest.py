@@ -138,8 +138,8 @@ incidents:
     seen_again: {description: "How often it was reported again while it was open, by this or another alert.", type: int}
 totals:
   description:
-    - Counts. C(incidents), C(groups) (incidents of many nodes), C(nodes), C(actions) by their names, C(fences), C(tainted_nodes), C(held_by_breaker) and C(seen_again); what opens
-      nothing (C(ignored), by why); and the names of nodes C(not_in_inventory).
+    - Counts. C(incidents), C(groups) (incidents of many nodes), C(nodes), C(actions) by their names, C(fences), C(tainted_nodes), C(held_by_breaker) and
+      C(seen_again); what opens nothing (C(ignored), by why); and the names of nodes C(not_in_inventory).
   returned: success
   type: dict
 breaker:

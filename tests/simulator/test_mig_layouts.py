@@ -103,7 +103,7 @@ def test_where_a_hopper_puts_its_first_half(make_node: Callable[..., Node]) -> N
     ("model", "expected"),
     [
         ("h200-141", {"7g.141gb": [0], "4g.71gb": [1], "3g.71gb": [1, 2], "2g.35gb": [3, 4, 5], "1g.35gb": [3, 4, 5, 6],
-                                 "1g.18gb": [7, 8, 9, 10, 11, 12, 13]}),
+                      "1g.18gb": [7, 8, 9, 10, 11, 12, 13]}),
         ("a30-24", {"4g.24gb": [0], "2g.12gb": [1, 2], "1g.6gb": [3, 4, 5, 6]}),
     ],
 )  # fmt: skip

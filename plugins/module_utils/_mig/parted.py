@@ -117,11 +117,15 @@ def _entry(where: str, raw: Any) -> Entry:
     return Entry(mig, _counts(where, counts or {}), _devices(where, raw["devices"]), _filter(where, raw.get("device-filter") or []))
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0  # YAML's true is an int to Python
+
+
 def _counts(where: str, raw: Any) -> Mapping[str, int]:
     _need(isinstance(raw, Mapping), f"{where}: mig-devices is no mapping")
     for name, count in raw.items():
         _need(isinstance(name, str) and parse_name(name) is not None, f"{where}: {name!r} is no profile")
-        _need(type(count) is int and count >= 0, f"{where}: {name} has the count {count!r}")
+        _need(_is_count(count), f"{where}: {name} has the count {count!r}")
     _need(not raw or any(raw.values()), f"{where}: all counts are 0")
     return dict(raw)
 
@@ -130,7 +134,7 @@ def _devices(where: str, raw: Any) -> Optional[tuple[int, ...]]:
     if raw == "all":
         return None
     _need(
-        isinstance(raw, list) and all(type(one) is int and one >= 0 for one in raw),
+        isinstance(raw, list) and all(_is_count(one) for one in raw),
         f"{where}: devices is neither all nor a list of indices",
     )
     return tuple(raw)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Optional
+from typing import Optional, TypeVar
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import steps as step
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.arrange import (
@@ -33,6 +33,8 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig.wants impo
     fits_inside,
     known_profile,
 )
+
+Found = TypeVar("Found")
 
 GPU = "gpu"  # the name, among what is busy, of a GPU that processes use outside of MIG
 
@@ -76,7 +78,7 @@ class _Planner:
         found = arrange(self.board, self.have, self.want, partial(self._change, spare_busy=True))
         if found is None:
             self._refuse()
-        assert found is not None
+        found = _there(found)
         plan = self._plan(found, resetless)
         if plan.moved and not may_move:
             names = [one.name for one in plan.moved]
@@ -136,8 +138,8 @@ class _Planner:
             raise Infeasible(
                 f"{self.model.name} has no places for {_list([piece.kind for piece in self.want])} beside each other", reason="placement"
             )
-        found = arrange(self.board, self.have, self.want, partial(self._change, spare_busy=False), spare_busy=False)
-        assert found is not None  # with everything out of the way it is the empty GPU
+        # with everything out of the way it is the empty GPU
+        found = _there(arrange(self.board, self.have, self.want, partial(self._change, spare_busy=False), spare_busy=False))
         names = [name for one in found.gone for name in self._busy_in(self.current.instances[one])]
         for one, piece in found.kept:
             instance = self.current.instances[one]
@@ -180,15 +182,14 @@ class _Planner:
 
     def _new(self, piece: Piece, start: int) -> GpuInstance:
         profile = _profile(self.model, piece.kind)
-        inside = arrange(compute_board_of(profile), (), _compute_wanted(piece), lambda _one, _piece: None)
-        assert inside is not None  # looked at when the wanted was read
+        # looked at when the wanted was read
+        inside = _there(arrange(compute_board_of(profile), (), _compute_wanted(piece), lambda _one, _piece: None))
         compute = tuple(ComputeInstance(where, int(one.kind)) for one, where in inside.placed)
         return GpuInstance(profile.name, Placement(start, profile.memory_slices), compute)
 
     def _steps_inside(self, one: int, piece: Piece) -> list[step.MigStep]:
         instance = self.current.instances[one]
-        inside = self._arranged_inside(one, piece, True)
-        assert inside is not None
+        inside = _there(self._arranged_inside(one, piece, True))
         return [
             *(step.destroy_compute(instance, instance.compute[gone]) for gone in inside.gone),
             *(step.create_compute(instance, ComputeInstance(start, int(new.kind))) for new, start in inside.placed),
@@ -261,9 +262,14 @@ def _moved(have: Sequence[Piece], found: Arrangement) -> Iterator[int]:
 
 
 def _profile(model: Model, kind: str) -> Profile:
-    profile = model.profile(kind)
-    assert profile is not None
-    return profile
+    return _there(model.profile(kind))
+
+
+def _there(found: Optional[Found]) -> Found:
+    """What was checked before, so that its absence is a fault of this file."""
+    if found is None:
+        raise LookupError("the planner lost what it had found")
+    return found
 
 
 def _list(names: Sequence[str]) -> str:

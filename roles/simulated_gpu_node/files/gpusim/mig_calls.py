@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Optional
 
 from _gpusim_nvml import ffi  # the cffi module inside the shared library
@@ -15,15 +14,6 @@ from _gpusim_nvml import ffi  # the cffi module inside the shared library
 from . import capabilities, mig
 from .core import MODEL, NODE, STATE, device_index, fill_known, fill_list, gpu_of, make_handle, mig_device, mig_devices, serial_of
 from .errors import CODES, NvmlError
-
-
-@contextlib.contextmanager
-def _change(handle: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The state and the GPU of a handle, both to be changed."""
-    with STATE.update() as state:
-        gpu = gpu_of(handle, state)
-        yield state, gpu
-        capabilities.update(NODE, gpu)
 
 
 def nvmlDeviceGetMigMode(handle: Any, current: Any, pending: Any) -> None:
@@ -35,8 +25,10 @@ def nvmlDeviceSetMigMode(handle: Any, mode: int, activation: Any) -> None:
     """The status tells what stood in the way, and the call succeeds all the same."""
     if mode > 1:
         raise NvmlError("INVALID_ARGUMENT")
-    with _change(handle) as (state, gpu):
+    with STATE.update() as state:
+        gpu = gpu_of(handle, state)
         obstacle = mig.set_mode(MODEL, state, gpu, mode)
+        capabilities.update(NODE, gpu)
     activation[0] = CODES[obstacle] if obstacle else 0
 
 
@@ -169,8 +161,10 @@ def _place(placement: Any) -> list[int]:
 
 
 def _create_gpu_instance(handle: Any, profile: int, placement: Optional[list[int]], out: Any) -> None:
-    with _change(handle) as (state, gpu):
+    with STATE.update() as state:
+        gpu = gpu_of(handle, state)
         made = mig.create_gpu_instance(MODEL, state, gpu, profile, placement)
+        capabilities.update(NODE, gpu)
     out[0] = make_handle("nvmlGpuInstance_t", gpu["index"], made["serial"])
 
 
@@ -183,8 +177,10 @@ def nvmlDeviceCreateGpuInstanceWithPlacement(handle: Any, profile: int, placemen
 
 
 def nvmlGpuInstanceDestroy(handle: Any) -> None:
-    with _change(handle) as (state, gpu):
+    with STATE.update() as state:
+        gpu = gpu_of(handle, state)
         mig.destroy_gpu_instance(state, gpu, _instance(handle, gpu))
+        capabilities.update(NODE, gpu)
 
 
 def _list_instances(kind: str, index: int, profile: int, live: list[dict[str, Any]], out: Any, count: Any) -> None:
@@ -230,8 +226,10 @@ def nvmlGpuInstanceGetInfo(handle: Any, info: Any) -> None:
 
 
 def _create_compute_instance(handle: Any, profile: int, placement: Optional[list[int]], out: Any) -> None:
-    with _change(handle) as (state, gpu):
+    with STATE.update() as state:
+        gpu = gpu_of(handle, state)
         made = mig.create_compute_instance(MODEL, state, gpu, _instance(handle, gpu), profile, placement)
+        capabilities.update(NODE, gpu)
     out[0] = make_handle("nvmlComputeInstance_t", gpu["index"], made["serial"])
 
 
@@ -244,8 +242,10 @@ def nvmlGpuInstanceCreateComputeInstanceWithPlacement(handle: Any, profile: int,
 
 
 def nvmlComputeInstanceDestroy(handle: Any) -> None:
-    with _change(handle) as (state, gpu):
+    with STATE.update() as state:
+        gpu = gpu_of(handle, state)
         mig.destroy_compute_instance(state, gpu, *mig_device(handle, gpu))
+        capabilities.update(NODE, gpu)
 
 
 def nvmlGpuInstanceGetComputeInstances(handle: Any, profile: int, out: Any, count: Any) -> None:

@@ -415,7 +415,8 @@ class Node:
         self.state()
         return {
             "ansible_connection": "local", "ansible_python_interpreter": "{{ ansible_playbook_python }}",
-            "gpuops_node_name": self.name, "gpuops_sim_state": self.file.path, "gpuops_nvml_library": str(self.library), "gpuops_nvidia_modprobe": str(self.modprobe),
+            "gpuops_node_name": self.name, "gpuops_sim_state": self.file.path,
+            "gpuops_nvml_library": str(self.library), "gpuops_nvidia_modprobe": str(self.modprobe),
             "gpuops_kmsg_path": str(self.kmsg), "gpuops_dev_root": str(self.path / "dev"), "gpuops_proc_root": str(self.path / "proc"),
             "gpuops_state_dir": str(self.path / "var/lib/gpuops"), "gpuops_cgroup_root": str(process.cgroup_root()),
         }  # fmt: skip

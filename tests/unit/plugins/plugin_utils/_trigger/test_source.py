@@ -62,7 +62,7 @@ def test_a_fence_that_hangs_keeps_no_row(ledger, monkeypatch):
         await until(lambda: made._batches.knows(4))
         assert fencer.asked == [[1]]
         fencer.free.set()
-        await until(lambda: made._fencing.done())
+        await until(made._fencing.done)
         made._received([row(5)])
         await until(lambda: made._batches.knows(5))
         assert fencer.asked == [[1], [5]]
