@@ -205,7 +205,7 @@ class Rulebook:
     def family(self) -> set[int]:
         """Its process and all that descend from it."""
         assert self.process is not None
-        return {self.process.pid, *_children(self.process.pid)} if self.runs else set()
+        return {self.process.pid, *children(self.process.pid)} if self.runs else set()
 
     def _enter(self) -> None:
         if self.cgroup:

@@ -61,7 +61,11 @@ class LedgerMetrics:
         yield from (mode, incidents)
         yield Gauge("gpuops_breaker_tripped", "Whether the breaker has tripped", figures.breaker_tripped)
         yield Gauge("gpuops_outbox_oldest_seconds", "Age of the oldest notification that is not sent", waits)
-        yield Gauge("gpuops_reconcile_last_timestamp_seconds", "When a reconcile last turned to the nodes or got to its end; 0 for never", reconciled)
+        yield Gauge(
+            "gpuops_reconcile_last_timestamp_seconds",
+            "When a reconcile last turned to the nodes or got to its end; 0 for never",
+            reconciled,
+        )
 
 
 class Metrics:

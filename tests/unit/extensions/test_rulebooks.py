@@ -70,5 +70,7 @@ def test_the_source_has_the_arguments_that_the_rulebook_gives():
     rendered = substitute_variables(source[SOURCE], {"gpuops_trigger_tokens": ["t"]})
     assert Settings.of(rendered) == Settings(("t",), 5055)
     given = {"gpuops_trigger_tokens": ["t"], "gpuops_fence_in": "source", "gpuops_correlation": {"seconds": 20}, "gpuops_kubeconfig": "/k"}
+    given["gpuops_alertmanager_urls"] = ["http://a", "http://b"]
     settings = Settings.of(substitute_variables(source[SOURCE], given))
     assert (settings.fence_in, settings.correlation_seconds, settings.kubeconfig) == ("source", 20.0, "/k")
+    assert settings.alertmanager_urls == ("http://a", "http://b")
