@@ -23,6 +23,7 @@ from loop import Controller, alive
 
 pytestmark = pytest.mark.timeout(900)
 KILLED = -9
+LOST = "lost the node's lock|no longer has the lock"
 
 # Where the run dies, each time on the way that the deaths before have left it: the first task after a stage, and inside isolate.
 DEATHS = [
@@ -109,8 +110,7 @@ def test_dies_on_kubernetes(fleet, cluster):
     assert run.returncode == KILLED, run.stdout.read()
     [incident] = fleet.incidents()
     assert [change["status"] for change in incident["changes"]] == ["intended"]
-    long_ago = {"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}}
-    fleet.objects.api.patch("Lease", "gpuops-gpu-1", long_ago, NAMESPACE)
+    lapse(fleet)
 
     with fleet.playing("reconcile") as run:  # one pod may go, and its like finds no place
         refused = {"resource": "pods/eviction", "code": 429, "since": fleet.begun}
@@ -119,9 +119,11 @@ def test_dies_on_kubernetes(fleet, cluster):
     assert fleet.incidents()[0]["stages"]["evict"]["state"] == "started"
 
     fleet.gpu_nodes("gpu-2")
+    lapse(fleet)
     fleet.before = {"Begin verify": "kill -KILL 0"}
     assert fleet.play("reconcile").status == KILLED
     fleet.before = {}
+    lapse(fleet)
     last = fleet.play("reconcile")
 
     assert last.ok, last.output
@@ -141,10 +143,65 @@ def test_dies_on_kubernetes(fleet, cluster):
     assert all(known < dt.datetime.fromisoformat(entry.time.replace("Z", "+00:00")) for entry in (taint, *evictions)), "evidence first"
 
 
+def lapse(fleet):
+    """The Lease of whoever died on gpu-1."""
+    long_ago = {"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}}
+    fleet.objects.api.patch("Lease", "gpuops-gpu-1", long_ago, NAMESPACE)
+
+
 def lease(controller, node, seconds):
     """Whoever holds the node's lock has it for this long from now."""
     path = Path(controller.host_variables[node]["gpuops_state_dir"]) / "lock.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "until": time.clock_gettime(time.CLOCK_BOOTTIME) + seconds}))
+
+
+@pytest.mark.parametrize("first_ends", [pytest.param(True, id="the first ends it"), pytest.param(False, id="the first dies")])
+def test_two_reconciles_at_once(controller, tmp_path, first_ends):
+    """S5: the second leaves the node to the first and says so; of one that died the lock lapses, and another takes over."""
+    pid, alert = controller.sick("bare-1")
+    controller.before = {"Knock": "kill -KILL 0"}
+    assert controller.remediate(alert_file=alert).status == KILLED
+    controller.before = {"End them": f"touch {tmp_path}/asleep; until [ -e {tmp_path}/awake ]; do sleep 0.1; done"}
+    with controller.playing("reconcile") as first:
+        wait_for(tmp_path / "asleep", first)
+        lease(controller, "bare-1", 600)  # as if it renewed it
+        controller.before = {}
+        before = written(controller)
+        second = controller.play("reconcile")
+        assert second.ok and re.search("reconcile [0-9a-f]{8} .* holds the node's lock", second.output), second.output
+        assert written(controller) == before and alive(pid)
+        if first_ends:
+            (tmp_path / "awake").touch()
+            output = first.communicate(timeout=120)[0]
+            assert first.returncode == 0 and not re.search(LOST, output), output
+    if not first_ends:
+        lease(controller, "bare-1", 0)
+        third = controller.play("reconcile")
+        assert third.ok, third.output
+    [incident] = controller.incidents()
+    assert incident["state"] == "contained", incident["reason"]
+    assert not alive(pid)
+    actions = [(entry["action"], entry["status"]) for entry in controller.journal("bare-1")]
+    assert sorted(set(actions)) == sorted(actions), "once"
+
+
+def test_reconcile_tells_before_it_turns_to_the_nodes(controller, tmp_path):
+    """Of those that wait it takes the oldest, as many as there is room for; people and monitoring hear of it before the first node is done."""
+    controller.variables["gpuops_max_parallel_nodes"] = 1
+    alerts = [controller.sick(name)[1] for name in ("bare-1", "bare-2", "bare-3")]
+    controller.before = {"Knock": "kill -KILL 0"}
+    for alert in alerts:
+        assert controller.remediate(alert_file=alert).status == KILLED
+    told = tmp_path / "told"
+    reconciled = controller.play("reconcile", notify_command=["tee", "-a", str(told)])
+    assert reconciled.status == KILLED, reconciled.output
+    assert json.loads(told.read_text())["topic"] == "fenced_waiting"
+    assert controller.ledger().figures().reconciled_at is not None
+    controller.before = {}
+    for left in (["fenced_waiting", "fenced_waiting"], ["fenced_waiting"], []):
+        run = controller.play("reconcile")
+        assert run.ok, run.output
+        assert [one["state"] for one in controller.incidents()] == ["contained"] * (3 - len(left)) + left
 
 
 @pytest.mark.parametrize("task", ["End them", "End isolate", "End each incident in the state that its stages amount to"])
@@ -164,13 +221,13 @@ def test_sleeper_stops_where_another_took_over(controller, tmp_path, task):
     assert not alive(pid)
     [incident] = controller.incidents()
     assert incident["state"] == "contained"
-    assert re.search("lost the node's lock|no longer has the lock", output)
+    assert re.search(LOST, output)
     assert written(controller) == before
 
 
 def written(controller):
     """All that a run may write; what is counted from now is none of it."""
-    stories = [{name: value for name, value in story.items() if name != "seconds_left"} for story in controller.incidents()]
+    stories = [{name: value for name, value in story.items() if name not in ("seconds_left", "budget")} for story in controller.incidents()]
     return controller.journal("bare-1"), stories
 
 

@@ -7,10 +7,15 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta, timezone
 
 import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from cluster.objects import wait_until
 from fleet import TAINT, Fleet
+from fleet_alerts import silence
+from monitoring import running_alertmanager
 from ports import free_port
 from trigger import Rulebook, Source
 
@@ -83,6 +88,30 @@ def test_an_api_that_hangs_holds_no_row(fleet, source):
         finally:
             api.resume()
         assert running.metric('gpuops_trigger_fences_total{outcome="failed"}') == 1
+
+
+@pytest.mark.parametrize("asked", ["it is silenced", "nobody answers", "nothing is silenced"])
+def test_what_was_left_is_fenced_only_where_it_is_not_silenced(fleet, source, tmp_path, asked):
+    """S6: between the message and the source's next start a human may have silenced the alert. What just came in is not asked about."""
+    left, fresh = fleet.alert("gpu-1", 0, 79), fleet.alert("gpu-2", 0, 79)
+    ids = [row.inbox_id for row in earlier(fleet.ledger_url).keep([(parcel, "a test") for parcel in parcels(left.read_bytes())])]
+    with running_alertmanager(tmp_path / "alertmanager", "http://127.0.0.1:9/", "t0ken") as alertmanager:
+        if asked == "it is silenced":
+            silence(alertmanager.url, {"node": "gpu-1"})
+        if asked == "nobody answers":
+            alertmanager.component.end()
+        with source(alertmanager_urls=[alertmanager.url]).running() as running:
+            assert running.handed_on(1) == ids
+            ids += posted(running, fresh)
+            assert running.handed_on(1) == ids[1:]
+    fenced = {"gpu-1": asked == "nothing is silenced", "gpu-2": True}
+    assert {name: fleet.objects.taints(name) == [TAINT] for name in fenced} == fenced
+    assert [one["node"] for one in fleet.incidents()] == [name for name, is_fenced in fenced.items() if is_fenced]
+
+
+def earlier(url):
+    """The ledger of a minute ago."""
+    return Ledger.open(url, clock=lambda: datetime.now(timezone.utc) - timedelta(seconds=60))
 
 
 def test_through_the_rulebook(fleet):

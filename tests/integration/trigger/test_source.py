@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import ssl
@@ -16,6 +17,7 @@ from alerts import recorded, rewritten
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from cluster import certificate
+from cluster.objects import wait_until
 from trigger import TOKEN, Source
 
 CANARY = "{{ lookup('pipe', 'touch /tmp/canary') }}"
@@ -42,6 +44,17 @@ def source(tmp_path, url, ledger):
 def decide(ledger, *ids):
     inventory = {f"gpu-{number}": {"host": f"h{number}", "uid": f"u{number}"} for number in range(300)}
     ledger.open_from_inbox(ids, inventory)
+
+
+@contextlib.contextmanager
+def away(ledger):
+    def rename(old, new):
+        with ledger.write() as connection:
+            connection.exec_driver_sql(f"ALTER TABLE {old} RENAME TO {new}")
+
+    rename("inbox", "elsewhere")
+    yield
+    rename("elsewhere", "inbox")
 
 
 def inbox_ids(answer):
@@ -122,17 +135,26 @@ def test_a_stuck_engine_holds_no_answer(tmp_path, url, ledger):
     assert [row.inbox_id for row in ledger.undecided()] == ids
 
 
+def test_a_stuck_engine_hides_nothing(tmp_path, url, ledger):
+    """What the ledger decides, or that it is away, is seen while the engine takes no event."""
+    with Source(tmp_path, url, stuck=True, window_seconds=0.1).running() as source:
+        ids = inbox_ids(source.post(message("gpu-0")))
+        wait_until(lambda: source.metric("gpuops_trigger_handed_over_total") == 1, "its queue is full", 60)
+        ids += inbox_ids(source.post(message("gpu-1")))
+        wait_until(lambda: source.metric("gpuops_inbox_depth") == 2, "they are seen to wait", 60)
+        decide(ledger, *ids)
+        wait_until(lambda: source.metric("gpuops_inbox_depth") == 0, "they are seen to be decided", 60)
+        assert source.metric("gpuops_inbox_oldest_seconds") == 0
+        with away(ledger):
+            wait_until(lambda: source.request("GET", "/healthz", token=None)[0] == 503, "the ledger is seen to be away", 60)
+        wait_until(lambda: source.request("GET", "/healthz", token=None)[0] == 200, "and back", 60)
+
+
 def test_a_ledger_that_is_away(source, ledger):
     """503, which Alertmanager retries, until it is back."""
-
-    def rename(old, new):
-        with ledger.write() as connection:
-            connection.exec_driver_sql(f"ALTER TABLE {old} RENAME TO {new}")
-
-    rename("inbox", "elsewhere")
-    assert source.post(message("gpu-1"))[0] == 503
-    assert source.request("GET", "/healthz", token=None)[0] == 503
-    rename("elsewhere", "inbox")
+    with away(ledger):
+        assert source.post(message("gpu-1"))[0] == 503
+        assert source.request("GET", "/healthz", token=None)[0] == 503
     [row] = inbox_ids(source.post(message("gpu-1")))
     assert source.request("GET", "/healthz", token=None) == (200, b"ok\n")
     assert source.handed_on(1) == [row]

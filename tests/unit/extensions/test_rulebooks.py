@@ -71,6 +71,8 @@ def test_the_source_has_the_arguments_that_the_rulebook_gives():
     assert Settings.of(rendered) == Settings(("t",), 5055)
     given = {"gpuops_trigger_tokens": ["t"], "gpuops_fence_in": "source", "gpuops_correlation": {"seconds": 20}, "gpuops_kubeconfig": "/k"}
     given |= {"gpuops_prometheus_url": "https://p", "gpuops_prometheus_token": "s", "gpuops_prometheus_ca_file": "/c"}
+    given["gpuops_alertmanager_urls"] = ["http://a", "http://b"]
     settings = Settings.of(substitute_variables(source[SOURCE], given))
     assert (settings.fence_in, settings.correlation_seconds, settings.kubeconfig) == ("source", 20.0, "/k")
     assert (settings.prometheus_url, settings.prometheus_token, settings.prometheus_ca_file) == ("https://p", "s", "/c")
+    assert settings.alertmanager_urls == ("http://a", "http://b")

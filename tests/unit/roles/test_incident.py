@@ -35,6 +35,15 @@ def test_whose_pods_are_evicted(action, scope, pods):
     assert value("incident_drained", incident_verdict={"action": action, "scope": scope}) == pods
 
 
+@pytest.mark.parametrize(
+    "most, running, room",
+    [(5, 0, 5), (5, 3, 2), (5, 7, 0), pytest.param(0, 7, 9, id="no limit")],
+)
+def test_as_many_waiting_as_there_is_room_for(most, running, room):
+    now = {"unfinished": [str(number) for number in range(running)], "waiting": [str(number) for number in range(9)]}
+    assert value("incident_room", incident_max_running=most, incident_now=now) == room
+
+
 NOW, THEN = "2026-01-01T02:00:00Z", "2026-01-01T01:00:00Z"
 
 

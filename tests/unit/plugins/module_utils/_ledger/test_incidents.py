@@ -419,9 +419,11 @@ def test_what_the_breaker_held_is_diagnosed_anew_after_the_reset(ledger, clock):
     ledger.configure(None, None, True, "jane", "why")
     assert ledger.overview()["due_again"] == [incident_id]
     assert ledger.reopen(incident_id).record["round"] == 1, "only who asks for it, or the alert itself"
-    record = ledger.reopen(incident_id, anew=True).record
+    record = ledger.reopen(incident_id, anew=True, only_due=True).record
     assert (record["state"], record["round"], record["stages"], record["verdict"]) == ("running", 2, {}, None)
     assert record["deadline_at"] == "2026-11-30T12:12:00.000Z"
+    second = ledger.reopen(incident_id, anew=True, only_due=True)
+    assert (second.how, ledger.incident(incident_id)["round"]) == ("ignored", 2), "another reconcile of the same time"
     assert not ledger.start_stage(incident_id, "diagnose")["skip"]
     assert {stage["round"] for stage in ledger.story(incident_id)["timeline"]} == {1, 2}
     hold_by_breaker(ledger, incident_id)
@@ -481,12 +483,14 @@ def test_an_operator_asks_for_another_round(ledger):
 def test_over_capacity_incidents_wait_fenced(ledger, clock):
     first = opened(ledger)
     second = ledger.open_incident(by_hand(node="gpu-2", uid="uid-2"), max_running=1).record
+    clock.on(1)
     assert second["state"] == "fenced_waiting"
-    ledger.open_incident(by_hand(node="gpu-3", uid="uid-3"), max_running=1)
+    third = ledger.open_incident(by_hand(node="gpu-3", uid="uid-3", now=clock.now), max_running=1).record
+    assert ledger.overview()["waiting"] == [second["id"], third["id"]], "the oldest first"
     (page,) = ledger.claim_notifications()
     assert (page["topic"], page["payload"]["nodes"]) == ("fenced_waiting", ["gpu-2", "gpu-3"]), "one summary for all"
     clock.on(500)
     assert ledger.start_stage(second["id"], "detect")["incident"]["state"] == "fenced_waiting"
     step = ledger.start_stage(second["id"], "diagnose")
     assert (step["incident"]["state"], step["seconds"], step["incident"]["seconds_left"]) == ("running", 180, 630)
-    assert ledger.incident(first)["seconds_left"] == 220
+    assert ledger.incident(first)["seconds_left"] == 219

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.batches import Batches
@@ -64,10 +66,14 @@ def test_what_came_in_while_the_ledger_answered_stays(batches):
 
 def test_a_slow_engine_does_not_get_it_twice(batches):
     batches.add([row(1)], 10.0)
-    [handed] = batches.take([], 11.0)
-    batches.handed([handed], 100.0)
+    batch = batches.take([], 11.0)
+    batches.handed(batch, math.inf)
+    batches.settle({1}, 100.0, 100.0)
+    batches.handed(batch, 100.0)
     batches.settle({1}, 101.0, 101.0)
     assert taken(batches, [], 101.0) == []
+    batches.settle({1}, 160.0, 160.0)
+    assert taken(batches, [], 160.0) == [1]
 
 
 def test_a_node_that_was_handed_over_is_busy_until_it_is_decided(batches):

@@ -18,7 +18,12 @@ def test_the_least_that_is_needed():
 
 
 def test_secrets_are_not_shown():
-    given = {"ledger_url": "postgresql://me:pass@host/db", "prometheus_url": "https://me:pass@host", "prometheus_token": "pass"}
+    given = {
+        "ledger_url": "postgresql://me:pass@host/db",
+        "prometheus_url": "https://me:pass@host",
+        "prometheus_token": "pass",
+        "alertmanager_token": "pass",
+    }
     settings = Settings.of({**LEAST, **given})
     assert settings.prometheus_token == "pass" and "pass" not in repr(settings)
 
@@ -36,6 +41,11 @@ def test_secrets_are_not_shown():
 )
 def test_where_tokens_come_unencrypted(given, warned):
     assert Settings.of({**LEAST, **given}).takes_tokens_in_the_clear is warned
+
+
+@pytest.mark.parametrize("urls", ["http://a", ["http://a"]])
+def test_one_alertmanager_or_a_list(urls):
+    assert Settings.of({**LEAST, "alertmanager_urls": urls}).alertmanager_urls == ("http://a",)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +70,9 @@ def test_where_tokens_come_unencrypted(given, warned):
         ({"fence_in": "both"}, "fence_in is one of source, playbook"),
         ({"limits": {"isolat_seconds": 1}}, "no limit isolat_seconds"),
         ({"correlation_seconds": 301}, "correlation_seconds"),
+        ({"alertmanager_urls": {"a": 1}}, "alertmanager_urls is a list"),
+        ({"alertmanager_urls": ["http://a", 7]}, "alertmanager_urls is a list"),
+        ({"alertmanager_token": 7}, "text that is no number"),
     ],
 )
 def test_what_is_wrong_is_said(args, text):
