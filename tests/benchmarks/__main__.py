@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import resource
@@ -101,12 +102,24 @@ def messages() -> None:
         deliveries.show("SQLite", Path(folder), f"sqlite:///{folder}/ledger.db")
         with running_postgresql() as server:  # without fsync
             deliveries.show("PostgreSQL", Path(folder), fresh_schema(server))
+        deliveries.show_rulebook(Path(folder))
+
+
+def rulebook() -> None:
+    with tempfile.TemporaryDirectory(prefix="gpuops-bench-") as folder:
+        deliveries.show_rulebook(Path(folder))
 
 
 def main() -> None:
+    alone = {"messages": messages, "rulebook": rulebook, "storm": storm.show}
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("part", nargs="?", choices=sorted(alone), help="this part alone")
+    part = arguments.parse_args().part
     print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}\n"
     )
+    if part:
+        return alone[part]()
     print("| what | min | median | max | unit |\n| --- | --- | --- | --- | --- |")
     parser(20_000)
     ledger(200)

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from alerts import recorded, rewritten
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
-from trigger import TOKEN, Source
+from cluster.objects import wait_until
+from loop import Controller
+from trigger import TOKEN, Rulebook, Source, cpu_seconds, memory_bytes
 
 POSTS = 10_000
 CONNECTIONS = 50
@@ -25,7 +27,7 @@ def show(name: str, folder: Path, ledger_url: str) -> None:
     requests = [_request(number) for number in range(POSTS)]
     with Source(folder, ledger_url).running() as source:
         first = asyncio.run(_post_all(source.args["port"], requests, CONNECTIONS))
-        cpu, peak = source.cpu_seconds(), source.peak_memory_bytes()
+        cpu, peak = cpu_seconds(source.process), memory_bytes(source.process, "VmHWM")
         handed = source.handed_on(POSTS, seconds=120)
         again = asyncio.run(_post_all(source.args["port"], requests, CONNECTIONS))
     ledger = Ledger.open(ledger_url)
@@ -38,6 +40,31 @@ def show(name: str, folder: Path, ledger_url: str) -> None:
             f"| {what}: all answered | {found.seconds:.1f} s | median {statistics.median(found.answers_ms):.0f} ms, 99 % within {slow:.0f} ms |"
         )
     print(f"| the first of them: CPU time and peak of memory of the event source | {cpu:.1f} s | {peak / 1e6:.0f} MB |", flush=True)
+
+
+def show_rulebook(folder: Path) -> None:
+    """The same posts at the real ansible-rulebook, which holds the source in its process. All are handed on at once when all have come, so that
+    no run takes the machine before."""
+    requests = [_request(number) for number in range(POSTS)]
+    with Controller(folder / "controller") as controller:
+        controller.node("bare-1", gpus=1)
+        settings = {"gpuops_trigger_window_seconds": 60, "gpuops_trigger_batch_size": POSTS}
+        with Rulebook(controller, **settings).running() as rulebook:
+            process = rulebook.process
+            idle, began = memory_bytes(process, "VmRSS"), cpu_seconds(process)
+            found = asyncio.run(_post_all(rulebook.variables["gpuops_trigger_port"], requests, CONNECTIONS))
+            cpu, answered = cpu_seconds(process) - began, memory_bytes(process, "VmRSS")
+            wait_until(lambda: rulebook.metric("gpuops_trigger_handed_over_total") == POSTS, "all of them handed on", 240)
+            peak = memory_bytes(process, "VmHWM")
+    slow = statistics.quantiles(found.answers_ms, n=100)[98]
+    print(
+        f"| {POSTS} messages at ansible-rulebook: all answered | {found.seconds:.1f} s | median {statistics.median(found.answers_ms):.0f} ms, 99 % within {slow:.0f} ms |"
+    )
+    print(f"| CPU time of ansible-rulebook meanwhile | {cpu:.1f} s | |")
+    print(
+        f"| its memory (VmRSS) before, and when all were answered; peak (VmHWM), all handed on | {idle / 1e6:.0f} MB, {answered / 1e6:.0f} MB | {peak / 1e6:.0f} MB |",
+        flush=True,
+    )
 
 
 @dataclass

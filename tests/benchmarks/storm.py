@@ -5,57 +5,85 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 import statistics
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from alerts import recorded, rewritten
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
-from cluster import ACCOUNT, Cluster, audit
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import ENDED_OPEN_STATES
+from cluster import Cluster
 from cluster.objects import wait_until
-from fleet import TAINT, Fleet
-from trigger import Rulebook, Source, request
+from fence_storm import PCI, killed_amid, post, prepared, tainted
+from fleet import Fleet
+from http_answers import answering
+from monitoring import job, running_prometheus
+from trigger import Rulebook, Source
 
 
-def show(nodes: int = 200, singles: int = 10) -> None:
-    alone, answered, fenced = fence(nodes, singles)
+def show(nodes: int = 200, singles: int = 10, more: int = 20) -> None:
     print("\n| nodes fenced by the event source, since their POST | first | median | last | unit |\n| --- | --- | --- | --- | --- |")
-    print(f"| one alone, {singles} times | {min(alone):.3f} | {statistics.median(alone):.3f} | {max(alone):.3f} | s |")
-    print(
-        f"| {nodes} at once, all answered after {answered:.2f} s | {fenced[0]:.3f} | {statistics.median(fenced):.3f} | {fenced[-1]:.3f} | s |"
-    )
+    for asks in (False, True):
+        alone, answered, fenced = fence(nodes, singles, asks)
+        what = "confirmed by a Prometheus" if asks else "without a Prometheus"
+        print(f"| one alone, {singles} times, {what} | {min(alone):.3f} | {statistics.median(alone):.3f} | {max(alone):.3f} | s |")
+        figures = f"{fenced[0]:.3f} | {statistics.median(fenced):.3f} | {fenced[-1]:.3f}"
+        print(f"| {nodes} at once, all answered after {answered:.2f} s, {what} | {figures} | s |", flush=True)
+    print(killed(nodes, more))
 
 
-def fence(nodes: int, singles: int) -> tuple[list[float], float, list[float]]:
+def fence(nodes: int, singles: int, asks: bool) -> tuple[list[float], float, list[float]]:
     """Seconds from the POST to the API server's answer for single nodes; until all at once were answered; from the first POST to each of these."""
     with tempfile.TemporaryDirectory(prefix="gpuops-storm-") as folder, Cluster(Path(folder) / "cluster") as cluster:
         names = [f"gpu-{number}" for number in range(nodes + singles)]
-        uids = cluster.objects.make_nodes(*names)
         url = f"sqlite:///{folder}/ledger.db"
-        ledger = Ledger.open(url)
-        ledger.configure("fence", {"nodes": len(names)}, False, "benchmark", "to fence them all")
-        ledger.keep_nodes({name: {"host": name, "uid": uids[name], "managed": True, "groups": {"fleet": len(names)}} for name in names})
-        with Source(Path(folder), url, fence_in="source", kubeconfig=str(cluster.kubeconfig)).running() as source:
+        ledger = prepared(cluster, url, names)
+        with (
+            _prometheus(Path(folder), names if asks else ()) as prometheus_url,
+            Source(
+                Path(folder), url, fence_in="source", kubeconfig=str(cluster.kubeconfig), prometheus_url=prometheus_url
+            ).running() as source,
+        ):
             alone = []
             for name in names[nodes:]:
-                posted = _post(source.args["port"], name)
-                alone.append(_tainted(cluster, [name])[name] - posted)
+                posted = post(source.args["port"], name)
+                alone.append(tainted(cluster, [name])[name] - posted)
                 time.sleep(1)
             began = time.time()
             with ThreadPoolExecutor(max_workers=50) as pool:
-                list(pool.map(lambda name: _post(source.args["port"], name), names[:nodes]))
+                list(pool.map(lambda name: post(source.args["port"], name), names[:nodes]))
             answered = time.time() - began
-            fenced = sorted(at - began for at in _tainted(cluster, names[:nodes]).values())
+            fenced = sorted(at - began for at in tainted(cluster, names[:nodes]).values())
             assert source.metric('gpuops_trigger_fences_total{outcome="fenced"}') == len(names)
+        said = {ledger.story(one["id"])["stages"]["detect"]["data"]["witness"] for one in ledger.overview()["incidents"]}
+        assert said == {"confirmed" if asks else None}
         assert len(ledger.overview()["incidents"]) == len(names)
         ledger.close()
     return alone, answered, fenced
+
+
+@contextmanager
+def _prometheus(folder: Path, names: Sequence[str]) -> Iterator[str]:
+    """The URL of one that knows the fault of each node, as its exporter has it; empty without nodes."""
+    if not names:
+        yield ""
+        return
+    lines = [f'gpuops_nvml_up{{node="{name}"}} 1\ngpuops_xid_events_total{{node="{name}",pci_bus_id="{PCI}",xid="79"}} 1' for name in names]
+    with answering() as exporter:
+        exporter.by_path["/metrics"] = "\n".join(lines) + "\n"
+        port = int(exporter.url.rsplit(":", 1)[1])
+        with running_prometheus(folder / "prometheus", [job("gpuops_exporter", port, interval_seconds=5)]) as prometheus:
+            wait_until(lambda: len(prometheus.query("gpuops_xid_events_total")) == len(names), "all nodes scraped", 60)
+            yield prometheus.url
+
+
+def killed(nodes: int, more: int) -> str:
+    with tempfile.TemporaryDirectory(prefix="gpuops-storm-") as folder, Cluster(Path(folder) / "cluster") as cluster:
+        fenced = killed_amid(cluster, Path(folder), f"sqlite:///{folder}/ledger.db", nodes, more)
+    return f"\nkilled when {fenced} of {nodes} nodes were fenced, back at once, {more} new alerts meanwhile: {nodes + more} nodes, each fenced once"
 
 
 def work_off(nodes: int, parallel: int = 5) -> None:
@@ -78,39 +106,17 @@ def work_off(nodes: int, parallel: int = 5) -> None:
         with Rulebook(fleet, **variables).running() as rulebook:
             began, most = time.time(), 0
             with ThreadPoolExecutor(max_workers=50) as pool:
-                list(pool.map(lambda name: _post(rulebook.variables["gpuops_trigger_port"], name), names))
-            fenced = max(at - began for at in _tainted(cluster, names).values())
+                list(pool.map(lambda name: post(rulebook.variables["gpuops_trigger_port"], name), names))
+            fenced = max(at - began for at in tainted(cluster, names).values())
             while time.time() - began < 60 + 30 * nodes:
                 states = Counter(one["state"] for one in fleet.ledger().overview(closed=True)["incidents"])
                 most = max(most, len(fleet.ledger().busy_nodes()))
                 if not states["running"] and not states["fenced_waiting"]:
                     break
                 time.sleep(1)
+        assert set(states) <= ENDED_OPEN_STATES | {"no_action", "fence_lifted"} and states.total() == nodes, states
+        assert most <= parallel, most
         print(
             f"{nodes} nodes, {parallel} at a time: fenced after {fenced:.1f} s, all ended after {time.time() - began:.0f} s, {dict(states)}"
         )
         print(f"at most {most} locked at once")
-
-
-def _post(port: int, node: str) -> float:
-    """When it was sent."""
-    labels = {"node": node, "xid": "79", "gpu": None, "pci_bus_id": "0000:00:06.0"}
-    message = rewritten(recorded("firing-single"), labels, annotations={"xid": None})
-    began = time.time()
-    status, body = request(port, "POST", "/alerts", json.dumps(message).encode())
-    assert status == 200, body
-    return began
-
-
-def _tainted(cluster: Cluster, names: list[str]) -> dict[str, float]:
-    """When the API server had written each, by its audit log."""
-    wanted = set(names)
-
-    def written() -> dict[str, Any]:
-        entries = cluster.audit(verb=audit.WRITES, user=ACCOUNT)
-        found = {entry.name: entry for entry in entries if entry.resource == "nodes" and entry.code == 200 and entry.name in wanted}
-        return found if len(found) == len(wanted) else {}
-
-    found = wait_until(written, "all nodes fenced", 60)
-    assert all(TAINT in cluster.objects.taints(name) for name in names)
-    return {name: dt.datetime.fromisoformat(entry.answered).timestamp() for name, entry in found.items()}

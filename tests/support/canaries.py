@@ -20,7 +20,7 @@ CORES: dict[str, tuple[Path, dict[str, str]]] = {
     "oldest": (Path(sys.executable).parent, {"PYTHONPATH": str(REPOSITORY / ".ansible" / "oldest-core")}),
     "newest": (REPOSITORY / ".ansible" / "newest" / "bin", {}),
 }
-_OURS = ("version", "node", "gpu_uuid", "xid", "status", "startsAt", "endsAt", "fingerprint")
+_OURS = ("version", "node", "gpu_uuid", "gpu", "xid", "status", "startsAt", "endsAt", "fingerprint")
 
 
 @contextmanager

@@ -70,6 +70,20 @@ def metric(port: int, name: str) -> float:
     return float(value)
 
 
+def memory_bytes(process: subprocess.Popen[Any] | None, what: str) -> int:
+    """VmRSS, or VmHWM, which is its peak."""
+    assert process is not None
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    [line] = [line for line in status.splitlines() if line.startswith(f"{what}:")]
+    return int(line.split()[1]) * 1024
+
+
+def cpu_seconds(process: subprocess.Popen[Any] | None) -> float:
+    assert process is not None
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Source:
     def __init__(self, directory: Path, ledger_url: str, *, stuck: bool = False, **args: Any) -> None:
         self.flags = ["stuck"] if stuck else []  # an engine that takes no event
@@ -120,17 +134,6 @@ class Source:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
         self.process.wait(30)
-
-    def peak_memory_bytes(self) -> int:
-        assert self.process is not None
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        [line] = [line for line in status.splitlines() if line.startswith("VmHWM:")]
-        return int(line.split()[1]) * 1024
-
-    def cpu_seconds(self) -> float:
-        assert self.process is not None
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def handed_on(self, count: int, seconds: float = 30) -> list[int]:
         """The inbox ids of the next events, until there are `count`."""

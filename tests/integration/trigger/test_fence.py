@@ -13,6 +13,7 @@ import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from cluster.objects import wait_until
+from fence_storm import killed_amid
 from fleet import TAINT, Fleet
 from fleet_alerts import silence
 from monitoring import running_alertmanager
@@ -126,3 +127,9 @@ def test_through_the_rulebook(fleet):
     [incident] = fleet.incidents()
     assert [stage["stage"] for stage in incident["timeline"]][:2] == ["detect", "diagnose"]
     assert (len(fleet.writes("nodes")), fleet.objects.taints("gpu-1")) == (1, [TAINT])
+
+
+def test_killed_amid_a_storm(cluster, tmp_path):
+    """S8, S9: SIGKILL when half of the nodes are fenced, back at once, new alerts meanwhile; nothing lost, and nothing twice."""
+    nodes = 60
+    assert nodes // 2 <= killed_amid(cluster, tmp_path, f"sqlite:///{tmp_path}/ledger.db", nodes, more=10) < nodes
