@@ -16,6 +16,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.episodes
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.prometheus import PrometheusUnavailable
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.sync import Wanted, sync
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import DEFAULT_LABELS
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LedgerUnavailable
 from ledgers import NOON, clock, ledger, url
 
 __all__ = ["clock", "ledger", "url"]
@@ -123,6 +124,31 @@ def test_how_far_back_prometheus_is_asked(ledger, clock):
     clock.on(10 * 86400)
     assert "its last day" in sync(ledger, None, prometheus, WANTED)["missing"][0]["why"]
     assert prometheus.asked.pop().endswith("[86400s]")
+
+
+def test_a_look_whose_news_are_lost_is_repeated(ledger, clock, monkeypatch):
+    """What fired and ended before a run that was killed is in nobody's memory but Prometheus's."""
+    prometheus = Prometheus()
+    sync(ledger, None, prometheus, WANTED)
+    clock.on(300)
+    prometheus.series = [fired(-30, -45)]
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "keep_news", Away(LedgerUnavailable("away")).keep_news)
+        with pytest.raises(LedgerUnavailable):
+            sync(ledger, None, prometheus, WANTED)
+    prometheus.asked.clear()
+    assert len(sync(ledger, None, prometheus, WANTED)["rows"]) == 1
+    assert prometheus.asked[0].endswith("[360s]")
+
+
+def test_a_look_in_the_future_was_none(ledger, clock):
+    """The clock was wrong, and was set back."""
+    prometheus = Prometheus()
+    sync(ledger, None, prometheus, WANTED)
+    clock.on(-3600)
+    for span in ("[900s]", "[60s]"):
+        sync(ledger, None, prometheus, WANTED)
+        assert prometheus.asked.pop().endswith(span)
 
 
 def test_who_is_away_keeps_nobody_from_the_other(ledger):
