@@ -29,9 +29,9 @@ class Known:
     decided: bool = True
 
 
-def news(told: Iterable[Told], known: Iterable[Known]) -> list[Told]:
-    """Those that nobody has told of, or that were left for a silence; what cannot be judged is for the inbox to recognise."""
-    decided = [one for one in known if one.decided]
+def news(told: Iterable[Told], known: Iterable[Known], silences_known: bool = True) -> list[Told]:
+    """Those that nobody has told of, or that were left for a silence which may be over; what cannot be judged is for the inbox to recognise."""
+    decided = [one for one in known if one.decided or not silences_known]
     by_fingerprint: dict[str, list[Known]] = {}
     by_facts: dict[tuple[Any, ...], list[Known]] = {}
     for one in decided:

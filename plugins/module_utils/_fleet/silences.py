@@ -21,11 +21,12 @@ _AUTHOR = re.compile(r"[0-9A-Za-z_.@+-]{1,64}")
 class Silences:
     """of_alert: words about the silence of each alert that Alertmanager knows and holds back, by fingerprint.
 
-    active: every silence, as the API gives it.
+    active: every silence, as the API gives it. known: false where nobody could be asked; what was left for a silence then stays left.
     """
 
     of_alert: Mapping[str, str] = field(default_factory=dict)
     active: Sequence[Mapping[str, Any]] = ()
+    known: bool = True
 
     @classmethod
     def of_api(cls, active: Sequence[Mapping[str, Any]], alerts: Sequence[Mapping[str, Any]]) -> Silences:
@@ -36,10 +37,6 @@ class Silences:
             if ids:
                 of_alert[str(alert.get("fingerprint"))] = by_id[ids[0]]
         return cls(of_alert, active)
-
-    def __bool__(self) -> bool:
-        """Whether anything is silenced at all."""
-        return bool(self.of_alert or self.active)
 
     def of(self, fingerprint: str, labels: Any = None) -> Optional[str]:
         """Who has silenced an alert, in words. One that Alertmanager has forgotten already is judged by its labels."""

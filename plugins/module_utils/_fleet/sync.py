@@ -71,7 +71,7 @@ class Wanted:
 def sync(ledger: Ledger, alertmanager: Optional[Alertmanager], prometheus: Optional[Prometheus], wanted: Wanted) -> dict[str, Any]:
     """The news, the rows that they have become, and who could not be asked: that keeps nobody from the others."""
     now, missing = ledger.now(), []
-    looked = False
+    looked, silences_known = False, True
     fires: list[Told] = []
     past: list[Told] = []
     listed: set[str] = set()
@@ -80,6 +80,7 @@ def sync(ledger: Ledger, alertmanager: Optional[Alertmanager], prometheus: Optio
             fires = [of_alertmanager(one, wanted.labels) for one in alertmanager.firing(wanted.receiver)]
             listed = alertmanager.listed() if prometheus else set()
         except RemediationError as error:
+            silences_known = False
             missing.append({"source": "alertmanager", "why": str(error)})
     if prometheus:
         last = ledger.synced_at(PROMETHEUS)
@@ -97,7 +98,7 @@ def sync(ledger: Ledger, alertmanager: Optional[Alertmanager], prometheus: Optio
     told = [one for one in [*fires, *(one for one in past if one.fingerprint not in listed)] if not is_own(one.raw)]
     begun = [one.since for one in told if one.since]
     known = ledger.known_episodes(min(begun) - OVERLAP, wanted.labels) if begun else []
-    found = news(told, known)
+    found = news(told, known, silences_known)
     rows = _keep(ledger, found, known, wanted)
     if looked:  # not before its news are kept: nobody would ask for them again
         ledger.synced(PROMETHEUS, now)

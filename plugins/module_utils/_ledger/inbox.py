@@ -112,20 +112,23 @@ class Inbox(Groups, Storm):
                 self._tell(inbox_id, "message_truncated", "Alertmanager left %d alerts out of the message" % message.truncated)
             arrived += [Arrived(inbox_id, received_at, judged) for judged in judge_all(message, how.labels)]
             readable.append(inbox_id)
-        arrived = [one for one in arrived if not self._is_left(one, how, told)]
+        still_left = self.left_for_silences() if how.silences and not how.silences.known else {}
+        arrived = [one for one in arrived if not self._is_left(one, how, still_left, told)]
         for one in self.open_groups(arrived, how, told):
             self._open_or_hold(one, how, told)
         self._handled(readable, None)
         return told.answer()
 
-    def _is_left(self, one: Arrived, how: How, told: Told) -> bool:
+    def _is_left(self, one: Arrived, how: How, still_left: Mapping[tuple[str, datetime], str], told: Told) -> bool:
         """Nothing is done for our own notifications, nor for what a human has silenced (S6)."""
         if is_own(one.judged.raw):
             told.ignored.append({**one.about, "reason": "our own notification"})
             return True
         alert = one.judged.alert
-        silence = how.silences.of(one.judged.fingerprint, one.judged.raw.get("labels")) if how.silences and alert else None
-        if alert is None or silence is None:
+        if alert is None or how.silences is None:
+            return False
+        silence = how.silences.of(alert.fingerprint, one.judged.raw.get("labels")) or still_left.get((alert.fingerprint, alert.starts_at))
+        if silence is None:
             return False
         self.leave_silenced(alert, one.received_at, silence, None if self.check_mode else one.inbox_id)
         told.ignored.append({**one.about, "reason": silenced_by(silence)})

@@ -122,6 +122,8 @@ class Incidents(Settings):
             if place and not place.managed:
                 return Opening("found", self._record(connection, self._end_opted_out(connection, row) if row.state in LIVE_STATES else row))
             silence = silences.of(row.alert["fingerprint"]) if silences and row.alert else None
+            if silences and not silences.known and row.state not in LIVE_STATES:
+                silence = _silence_in(row.reason)
             if silence and not self._acting(connection, row):
                 return self._left_silenced(connection, row, silence)
             return self._found(connection, row, None, limits or Limits(), anew and row.state in OPEN_STATES)
@@ -147,6 +149,12 @@ class Incidents(Settings):
             self._deliver(connection, alert, received_at)
             same = (ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at == alert.starts_at, ALERTS.c.status == alert.status)
             connection.execute(sa.update(ALERTS).where(*same).values(reason=silenced_by(silence), inbox_id=inbox_id))
+
+    def left_for_silences(self) -> dict[tuple[str, datetime], str]:
+        """The silence of each episode that was left for one, when it was judged last."""
+        left = sa.select(ALERTS.c.fingerprint, ALERTS.c.starts_at, ALERTS.c.reason).where(ALERTS.c.reason.startswith(_SILENCED))
+        with self.read() as connection:
+            return {(row.fingerprint, row.starts_at): _silence_in(row.reason) or "" for row in connection.execute(left)}
 
     def _found(self, connection: sa.Connection, row: Any, want: Optional[Want], limits: Limits, anew: bool) -> Opening:
         if want and not want.place.managed and row.state in OPEN_STATES:
@@ -437,7 +445,7 @@ class Incidents(Settings):
         """Left for a silence, held by the breaker, which is reset now, or by a mode which has changed: worth another round."""
         if row.state not in ("held_for_human", "no_action"):
             return False
-        if (row.reason or "").startswith(_SILENCED):
+        if _silence_in(row.reason):
             return True
         stages = self._stages(connection, row)
         if any(stage.error_kind == BREAKER for stage in stages):
@@ -543,3 +551,7 @@ _ACTING = ("isolate", "taint", "evict", "verify")
 def silenced_by(silence: str) -> str:
     """Why nothing is done, as incidents and alerts keep it."""
     return _SILENCED + silence
+
+
+def _silence_in(reason: Optional[str]) -> Optional[str]:
+    return reason[len(_SILENCED) :] if reason and reason.startswith(_SILENCED) else None

@@ -43,3 +43,7 @@ def known(fingerprint: str = "aaaaaaaa", seconds: float = 0, decided: bool = Tru
 )
 def test_what_is_news(one: Told, have: list, is_news: bool) -> None:
     assert news([one], have) == ([one] if is_news else [])
+
+
+def test_what_was_left_for_a_silence_stays_left_while_nobody_says_that_it_is_over() -> None:
+    assert news([told(rebuilt=True)], [known(decided=False)], silences_known=False) == []

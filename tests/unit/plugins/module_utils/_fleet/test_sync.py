@@ -14,6 +14,7 @@ import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.alertmanager import AlertmanagerUnavailable
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.episodes import fingerprint
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.prometheus import PrometheusUnavailable
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.sync import Wanted, sync
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import DEFAULT_LABELS
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LedgerUnavailable
@@ -157,6 +158,16 @@ def test_who_is_away_keeps_nobody_from_the_other(ledger):
     assert (len(found["news"]), found["missing"]) == (1, [{"source": "alertmanager", "why": "a"}])
     found = sync(ledger, Alertmanager(fires(node="gpu-2")), prometheus_away, WANTED)
     assert (len(found["news"]), found["missing"]) == (1, [{"source": "prometheus", "why": "p"}])
+
+
+def test_prometheus_brings_nothing_back_that_was_left_for_a_silence(ledger):
+    """S6: it knows no silences, so that is for Alertmanager to say."""
+    prometheus, away = Prometheus(fired(0)), Away(AlertmanagerUnavailable("a"))
+    [row] = sync(ledger, Alertmanager(), prometheus, WANTED)["rows"]
+    silences = Silences({fingerprint(labels(cluster="a")): "silence 1 of jane"})
+    assert ledger.open_from_inbox([row.inbox_id], {"gpu-1": {}}, silences=silences)["incidents"] == []
+    assert sync(ledger, away, prometheus, WANTED)["rows"] == []
+    assert len(sync(ledger, Alertmanager(), prometheus, WANTED)["rows"]) == 1
 
 
 def test_given_external_labels_are_not_asked_for(ledger):

@@ -114,6 +114,37 @@ def test_a_fence_stays_for_a_human(ledger, clock):
     assert ledger.reopen(incident_id, anew=True, inventory=INVENTORY).record["round"] == 2
 
 
+UNKNOWN = Silences(known=False)
+
+
+def test_while_nobody_says_that_it_is_over_a_row_stays_left(ledger, clock):
+    """And counts again when somebody does."""
+    row = keep(ledger)
+    ledger.open_from_inbox([row.inbox_id], INVENTORY, silences=SILENCED)
+    clock.on(61)
+    assert keep(ledger).due
+    answer = ledger.open_from_inbox([row.inbox_id], INVENTORY, silences=UNKNOWN)
+    assert (answer["incidents"], answer["ignored"][0]["reason"]) == ([], REASON)
+    clock.on(61)
+    assert keep(ledger).due
+    assert len(ledger.open_from_inbox([row.inbox_id], INVENTORY, silences=Silences())["incidents"]) == 1
+
+
+def test_while_nobody_says_that_it_is_over_an_incident_stays_left(ledger):
+    ledger.set_mode("fence", "jane", "a test")
+    incident_id = running(ledger)
+    ledger.applied(ledger.intend(incident_id, "node/gpu-1/taint", None, "gpu.unhealthy").id, "gpu.unhealthy")
+    ledger.reopen(incident_id, inventory=INVENTORY, silences=SILENCED)
+    assert ledger.reopen(incident_id, anew=True, inventory=INVENTORY, silences=UNKNOWN).how == "ignored"
+    assert ledger.incident(incident_id)["round"] == 1
+    assert ledger.reopen(incident_id, anew=True, inventory=INVENTORY, silences=Silences()).record["round"] == 2
+
+
+def test_what_nobody_has_left_goes_on_while_nobody_can_be_asked(ledger):
+    [incident] = ledger.open_from_inbox([keep(ledger).inbox_id], INVENTORY, silences=UNKNOWN)["incidents"]
+    assert ledger.reopen(incident["id"], inventory=INVENTORY, silences=UNKNOWN).record["state"] == "running"
+
+
 def test_an_operator_who_names_an_incident_means_it(ledger):
     incident_id = running(ledger)
     assert ledger.reopen(incident_id, inventory=INVENTORY).record["state"] == "running"
