@@ -346,7 +346,8 @@ class Incidents(Settings):
     # Alerts
 
     def _deliver(self, connection: sa.Connection, alert: Alert, received_at: datetime) -> None:
-        """Store one delivery; repeats only count."""
+        """Store one delivery; repeats only count. It could be judged, so what was held of this alert has nothing more to say."""
+        connection.execute(sa.delete(ALERTS).where(ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.status == "held"))
         same = (ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at == alert.starts_at, ALERTS.c.status == alert.status)
         again = {"deliveries": ALERTS.c.deliveries + 1, "reason": None}
         if not connection.execute(sa.update(ALERTS).where(*same).values(**again)).rowcount:
@@ -387,17 +388,12 @@ class Incidents(Settings):
         return time
 
     def hold_alert(self, fingerprint: str, reason: str, position: int, inbox_id: Optional[int] = None) -> None:
-        """Keep an alert without a usable key, and tell people once (S2)."""
+        """Keep an alert without a usable key, and tell people once (S2). The row that brought it last is the one that may bring it again."""
+        last = {"inbox_id": inbox_id, "reason": reason, "facts": {"position": position}}
         with self.write() as connection:
             same = (ALERTS.c.fingerprint == fingerprint, ALERTS.c.status == "held")
-            if not connection.execute(sa.update(ALERTS).where(*same).values(deliveries=ALERTS.c.deliveries + 1)).rowcount:
-                values = {
-                    "fingerprint": fingerprint,
-                    "status": "held",
-                    "inbox_id": inbox_id,
-                    "reason": reason,
-                    "facts": {"position": position},
-                }
+            if not connection.execute(sa.update(ALERTS).where(*same).values(**last, deliveries=ALERTS.c.deliveries + 1)).rowcount:
+                values = {"fingerprint": fingerprint, "status": "held", **last}
                 connection.execute(sa.insert(ALERTS).values(**values, received_at=self.now(), deliveries=1))
             self._notify(
                 connection, "held:%s" % fingerprint, "alert_held", {"fingerprint": fingerprint, "reason": reason, "inbox_id": inbox_id}
