@@ -46,6 +46,8 @@ def _is_known(one: Told, by_fingerprint: Mapping[str, list[Known]], by_facts: Ma
     same = list(by_fingerprint.get(one.fingerprint, ()))
     if one.rebuilt:  # labels that Prometheus adds on the way may be missing
         same += by_facts.get(_facts(one.alert.record()), ())
+    if not one.alert.hint:  # what fires is more than a hint of it
+        same = [have for have in same if not have.facts.get("hint")]
     return any(one.since - NEAR <= have.starts_at <= one.until + NEAR for have in same)
 
 

@@ -182,19 +182,21 @@ class Incidents(Settings):
             )
             if self.check_mode:
                 return Opening("found", predicted(self._record(connection, row)))
-        elif want and want.alert and not want.alert.hint and row.state in LIVE_STATES and (row.alert or {}).get("hint"):
-            row = self._update(connection, row.id, **self._episode(want))  # it fires, so it is more than the hint that opened this
+        elif want and _is_more(want.alert, row) and row.state in LIVE_STATES:
+            row = self._update(connection, row.id, **self._episode(want))
         return Opening("found", self._record(connection, row))
 
     def _again(self, connection: sa.Connection, row: Any, want: Want) -> bool:
         """Whether this asks for another round of an incident that has ended: what kept it is gone, or nobody has looked yet.
 
-        Not by another delivery of the same episode: whoever is to look was told.
+        Not by another delivery of the same episode: whoever is to look was told, unless it was only a hint of it.
         """
         if self._due_again(connection, row):
             return True
-        if row.state not in ("held_for_human", "quarantined_overdue") or self._is_repeat(connection, row, want):
+        if row.state not in ("held_for_human", "quarantined_overdue"):
             return False
+        if self._is_repeat(connection, row, want):
+            return _is_more(want.alert, row)
         if want.group_kind:
             return set(row.nodes) != set(want.nodes)
         return self._unseen(connection, row) or (want.vague and row.state == "held_for_human" and row.open_key == want.key)
@@ -349,7 +351,7 @@ class Incidents(Settings):
         """Store one delivery; repeats only count. It could be judged, so what was held of this alert has nothing more to say."""
         connection.execute(sa.delete(ALERTS).where(ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.status == "held"))
         same = (ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at == alert.starts_at, ALERTS.c.status == alert.status)
-        again = {"deliveries": ALERTS.c.deliveries + 1, "reason": None}
+        again = {"deliveries": ALERTS.c.deliveries + 1, "reason": None, **({} if alert.hint else {"facts": alert.record()})}
         if not connection.execute(sa.update(ALERTS).where(*same).values(**again)).rowcount:
             values = {"fingerprint": alert.fingerprint, "starts_at": alert.starts_at, "status": alert.status}
             connection.execute(sa.insert(ALERTS).values(**values, received_at=received_at, deliveries=1, facts=alert.record()))
@@ -371,7 +373,7 @@ class Incidents(Settings):
         episode = (ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at == alert.starts_at)
         rows = sa.select(INCIDENTS).join(ALERTS, ALERTS.c.incident_id == INCIDENTS.c.id).where(*episode, INCIDENTS.c.open_key.is_(None))
         closed = connection.execute(rows).first()
-        if closed and not self._due_again(connection, closed):
+        if closed and not self._due_again(connection, closed) and not _is_more(alert, closed):
             return "incident %s of the same evidence has ended in %s" % (closed.id, closed.state)
         released = self._settled_at(connection, want)
         if released and alert.starts_at <= released:
@@ -547,6 +549,11 @@ _ACTING = ("isolate", "taint", "evict", "verify")
 def silenced_by(silence: str) -> str:
     """Why nothing is done, as incidents and alerts keep it."""
     return _SILENCED + silence
+
+
+def _is_more(alert: Optional[Alert], row: Any) -> bool:
+    """Whether it fires, where an incident had only the hint of one to go by."""
+    return alert is not None and not alert.hint and bool((row.alert or {}).get("hint"))
 
 
 def _silence_in(reason: Optional[str]) -> Optional[str]:

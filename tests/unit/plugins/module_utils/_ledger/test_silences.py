@@ -7,14 +7,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from alerts import recorded, rewritten
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import DEFAULT_LABELS
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
-from ledgers import NOON, alert, wanted
+from ledgers import NOON
 
 INVENTORY = {"gpu-1": {"host": "host-1", "uid": "uid-1"}}
 MESSAGE = rewritten(recorded("firing-single"), {"node": "gpu-1"}, starts_at=NOON)
@@ -148,13 +147,3 @@ def test_what_nobody_has_left_goes_on_while_nobody_can_be_asked(ledger):
 def test_an_operator_who_names_an_incident_means_it(ledger):
     incident_id = running(ledger)
     assert ledger.reopen(incident_id, inventory=INVENTORY).record["state"] == "running"
-
-
-def test_a_hint_gives_way_to_an_alert_that_fires(ledger):
-    """What opened the incident proves nothing; what joins it does."""
-    hint = replace(alert(fingerprint="aaaaaaaa", xid=79), hint=True)
-    opened = ledger.open_incident(wanted(hint)).record
-    assert opened["alert"]["hint"]
-    joined = ledger.open_incident(wanted(alert(fingerprint="bbbbbbbb", xid=79))).record
-    assert (joined["id"], joined["alert"]["hint"], joined["alert"]["fingerprint"]) == (opened["id"], False, "bbbbbbbb")
-    assert not ledger.open_incident(wanted(hint)).record["alert"]["hint"], "and not the other way"
