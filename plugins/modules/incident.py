@@ -54,7 +54,7 @@ options:
     description: A file with a message of Alertmanager's webhook (version 4). Its alerts count as received now.
     type: path
   inbox_ids:
-    description: Messages that the event source has put into the ledger's inbox.
+    description: Messages that the event source has put into the ledger's inbox. Those that are decided already are left alone.
     type: list
     elements: int
   incident_ids:
@@ -248,7 +248,9 @@ held:
   type: list
   elements: dict
 ignored:
-  description: Alerts that need nothing, each with its C(position) in the message, or the C(incident_id), and the C(reason).
+  description:
+    - Alerts that need nothing, each with its C(position) in the message, or the C(incident_id), and the C(reason).
+    - A message that another run has decided already has its C(inbox_id) and the C(reason).
   returned: success and O(state=opened)
   type: list
   elements: dict

@@ -47,7 +47,7 @@ def _pattern(alternative: str) -> Optional[str]:
         if piece is None:
             return None
         position = piece.end()
-        kind, found = piece.lastgroup, piece.group
+        kind, found = str(piece.lastgroup), piece.group
         if kind in ("any", "some", "one"):
             pattern += {"any": "*", "some": "?*", "one": "?"}[kind]
         elif kind == "of":

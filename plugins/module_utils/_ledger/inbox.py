@@ -56,12 +56,14 @@ class Inbox(Groups, Storm):
         correlation: Optional[Correlation] = None,
         silences: Optional[Silences] = None,
     ) -> dict[str, Any]:
-        """Open or find the incidents of stored messages."""
-        messages = self._messages(inbox_ids)
-        missing = sorted(set(inbox_ids) - {inbox_id for inbox_id, _body, _received_at in messages})
+        """Open or find the incidents of stored messages that nobody has decided since they were handed over."""
+        messages, decided = self._messages(inbox_ids)
+        missing = sorted(set(inbox_ids) - {inbox_id for inbox_id, _body, _received_at in messages} - set(decided))
         if missing:
             raise BadMessage("the inbox has no message %s" % missing[0])
-        return self._open_all(messages, How(inventory, label_map(labels), limits or Limits(), max_running, correlation, silences))
+        answer = self._open_all(messages, How(inventory, label_map(labels), limits or Limits(), max_running, correlation, silences))
+        answer["ignored"] += [{"inbox_id": inbox_id, "reason": "another run has decided this message"} for inbox_id in decided]
+        return answer
 
     def open_from_file(
         self,
@@ -82,7 +84,7 @@ class Inbox(Groups, Storm):
         """Open or find the incidents of those alerts that are wanted now; their messages wait on for a run that decides all of them."""
         arrived = [
             (Arrived(inbox_id, received_at, judged), judged.alert)
-            for inbox_id, body, received_at in self._messages(inbox_ids)
+            for inbox_id, body, received_at in self._messages(inbox_ids)[0]
             for judged in judge_all(parse_message(body), how.labels)
             if judged.alert and judged.alert.node in how.inventory and wanted(judged.alert)
         ]
@@ -91,11 +93,17 @@ class Inbox(Groups, Storm):
             records += self._open_alert(one, alert, how).records
         return list({record["id"]: record for record in records}.values())
 
-    def _messages(self, inbox_ids: Sequence[int]) -> list[Message]:
-        rows = sa.select(INBOX.c.id, INBOX.c.body, INBOX.c.received_at).order_by(INBOX.c.id)
-        parts = [rows.where(INBOX.c.id.in_(some)) for some in chunks(sorted(set(inbox_ids)))]
+    def _messages(self, inbox_ids: Sequence[int]) -> tuple[list[Message], list[int]]:
+        """Those that wait, and the ids of those that are decided."""
+        waiting: list[Message] = []
+        decided: list[int] = []
+        rows = sa.select(INBOX.c.id, INBOX.c.body, INBOX.c.received_at).where(INBOX.c.handled_at.is_(None)).order_by(INBOX.c.id)
+        others = sa.select(INBOX.c.id).where(INBOX.c.handled_at.is_not(None)).order_by(INBOX.c.id)
         with self.read() as connection:
-            return [(row.id, row.body, row.received_at) for part in parts for row in connection.execute(part)]
+            for some in chunks(sorted(set(inbox_ids))):
+                waiting += [(row.id, row.body, row.received_at) for row in connection.execute(rows.where(INBOX.c.id.in_(some)))]
+                decided += connection.execute(others.where(INBOX.c.id.in_(some))).scalars()
+        return waiting, decided
 
     def _open_all(self, messages: Sequence[Message], how: How) -> dict[str, Any]:
         told, arrived, readable = Told(), [], []
