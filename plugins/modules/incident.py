@@ -55,7 +55,7 @@ options:
     description: A file with a message of Alertmanager's webhook (version 4). Its alerts count as received now.
     type: path
   inbox_ids:
-    description: Messages that the event source has put into the ledger's inbox.
+    description: Messages that the event source has put into the ledger's inbox. Those that are decided already are left alone.
     type: list
     elements: int
   incident_ids:
@@ -253,7 +253,9 @@ held:
   type: list
   elements: dict
 ignored:
-  description: Alerts that need nothing, each with its C(position) in the message, or the C(incident_id), and the C(reason).
+  description:
+    - Alerts that need nothing, each with its C(position) in the message, or the C(incident_id), and the C(reason).
+    - A message that another run has decided already has its C(inbox_id) and the C(reason).
   returned: success and O(state=opened)
   type: list
   elements: dict
@@ -262,7 +264,7 @@ truncated_alerts:
   returned: success and O(state=opened)
   type: int
 missing:
-  description: Sources that are configured and gave no answer, each with C(source) and C(why). What humans have silenced is then not known.
+  description: Sources that are configured and gave no answer, each with C(source) and C(why). What humans have silenced is then not known, and what was left for a silence stays left.
   returned: success and O(state=opened)
   type: list
   elements: dict

@@ -4,19 +4,20 @@
 
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
 
-"""Alertmanager's API, version 2: what fires, and what a human has silenced. Of a cluster, the first that answers speaks for all."""
+"""Alertmanager's API, version 2: what fires, and what a human has silenced. Of a cluster, all are asked."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Optional
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlencode
 
 from ansible.module_utils.urls import open_url
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
-from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.bounded import within
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.bounded import each_within
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.prometheus import without_secrets
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 
@@ -38,37 +39,52 @@ class Alertmanager:
         self._headers = {"Accept": "application/json", **({"Authorization": "Bearer " + token} if token else {})}
 
     def firing(self, receiver: str) -> list[Mapping[str, Any]]:
-        """What a receiver whose name matches the pattern is told of: neither silenced nor inhibited."""
-        return self._alerts(active="true", silenced="false", inhibited="false", unprocessed="true", receiver=receiver)
+        """What a receiver whose name matches the pattern is told of: not inhibited, and held back by nobody's silence or muted time.
+
+        Only the groups say what is muted: it is a matter of the route.
+        """
+        wanted = urlencode({"active": "true", "silenced": "true", "inhibited": "false", "receiver": receiver})
+        told: dict[str, Mapping[str, Any]] = {}
+        quiet: set[str] = set()
+        for groups in self._get("/api/v2/alerts/groups?" + wanted):
+            held: dict[str, bool] = {}
+            for alert in (alert for group in groups for alert in group.get("alerts") or ()):
+                fingerprint, status = str(alert.get("fingerprint")), alert.get("status") or {}
+                told.setdefault(fingerprint, alert)
+                held[fingerprint] = held.get(fingerprint, True) and bool(status.get("silencedBy") or status.get("mutedBy"))
+            quiet.update(fingerprint for fingerprint, is_held in held.items() if is_held)
+        return [alert for fingerprint, alert in told.items() if fingerprint not in quiet]
 
     def listed(self) -> set[str]:
         """The fingerprints of all that it knows to fire, told to anybody or not."""
-        return {
-            str(alert.get("fingerprint")) for alert in self._alerts(active="true", silenced="true", inhibited="true", unprocessed="true")
-        }
+        wanted = {"active": "true", "silenced": "true", "inhibited": "true", "unprocessed": "true"}
+        return {str(alert.get("fingerprint")) for alert in self._alerts(**wanted)}
 
     def silences(self) -> Silences:
-        """One request while nothing is silenced, and else a second for the alerts that are."""
-        active = [one for one in self._get("/api/v2/silences") if (one.get("status") or {}).get("state") == "active"]
+        """One request while nothing is silenced, and else a second for the alerts that are. One that has just begun knows no silence yet."""
+        silences = [one for answer in self._get("/api/v2/silences") for one in answer]
+        active = [one for one in silences if (one.get("status") or {}).get("state") == "active"]
         if not active:
             return Silences()
         return Silences.of_api(active, self._alerts(active="false", silenced="true", inhibited="true", unprocessed="false"))
 
     def _alerts(self, **wanted: str) -> list[Mapping[str, Any]]:
-        return self._get("/api/v2/alerts?" + urlencode(wanted))
+        return [alert for answer in self._get("/api/v2/alerts?" + urlencode(wanted)) for alert in answer]
 
-    def _get(self, path: str) -> list[Mapping[str, Any]]:
-        whys = []
-        for url in self._urls:
-            try:
-                answer = within(self._timeout, lambda url=url: self._read(url + path))  # type: ignore[misc]
-            except Exception as error:
-                whys.append("%s: %s" % (without_secrets(url), _words(error)))
-                continue
-            if isinstance(answer, list) and all(isinstance(one, dict) for one in answer):
-                return answer
-            whys.append("%s: its answer is not Alertmanager's" % without_secrets(url))
-        raise AlertmanagerUnavailable("Alertmanager gives no answer: %s" % "; ".join(whys))
+    def _get(self, path: str) -> list[list[Mapping[str, Any]]]:
+        """The answers of all that give one."""
+        found, whys = [], []
+        answers = each_within(self._timeout, [partial(self._read, url + path) for url in self._urls])
+        for url, answer in zip(self._urls, answers):
+            if isinstance(answer, BaseException):
+                whys.append("%s: %s" % (without_secrets(url), _words(answer)))
+            elif isinstance(answer, list) and all(isinstance(one, dict) for one in answer):
+                found.append(answer)
+            else:
+                whys.append("%s: its answer is not Alertmanager's" % without_secrets(url))
+        if not found:
+            raise AlertmanagerUnavailable("Alertmanager gives no answer: %s" % "; ".join(whys))
+        return found
 
     def _read(self, url: str) -> Any:
         """Where it is comes from the configuration alone, so it may send nobody elsewhere."""
@@ -82,7 +98,7 @@ class Alertmanager:
         return json.loads(body)
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     """Of an error's own text only what can hold no secret."""
     if isinstance(error, HTTPError):
         return "HTTP status %d" % error.code

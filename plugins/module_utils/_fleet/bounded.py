@@ -9,28 +9,35 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Callable, TypeVar
+import time
+from collections.abc import Sequence
+from typing import Any, Callable, TypeVar, Union
 
 Answer = TypeVar("Answer")
 
 
 def within(seconds: float, call: Callable[[], Answer]) -> Answer:
     """`call`'s answer, or TimeoutError; a call that is late is left to end by itself, and keeps no process alive."""
-    answers: list[Any] = []
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            answers.append(call())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not answers:
-        raise TimeoutError("no answer within %g s" % seconds)
-    answer: Answer = answers[0]
+    [answer] = each_within(seconds, [call])
+    if isinstance(answer, BaseException):
+        raise answer
     return answer
+
+
+def each_within(seconds: float, calls: Sequence[Callable[[], Answer]]) -> list[Union[Answer, BaseException]]:
+    """The answers of calls that are made at once, in their order; in the place of one that failed, or is late, what is the matter."""
+    answers: dict[int, Any] = {}
+
+    def work(number: int) -> None:
+        try:
+            answers[number] = calls[number]()
+        except BaseException as error:
+            answers[number] = error
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(len(calls))]
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    return [answers.get(number, TimeoutError("no answer within %g s" % seconds)) for number in range(len(calls))]

@@ -29,9 +29,9 @@ class Known:
     decided: bool = True
 
 
-def news(told: Iterable[Told], known: Iterable[Known]) -> list[Told]:
-    """Those that nobody has told of, or that were left for a silence; what cannot be judged is for the inbox to recognise."""
-    decided = [one for one in known if one.decided]
+def news(told: Iterable[Told], known: Iterable[Known], silences_known: bool = True) -> list[Told]:
+    """Those that nobody has told of, or that were left for a silence which may be over; what cannot be judged is for the inbox to recognise."""
+    decided = [one for one in known if one.decided or not silences_known]
     by_fingerprint: dict[str, list[Known]] = {}
     by_facts: dict[tuple[Any, ...], list[Known]] = {}
     for one in decided:
@@ -46,6 +46,8 @@ def _is_known(one: Told, by_fingerprint: Mapping[str, list[Known]], by_facts: Ma
     same = list(by_fingerprint.get(one.fingerprint, ()))
     if one.rebuilt:  # labels that Prometheus adds on the way may be missing
         same += by_facts.get(_facts(one.alert.record()), ())
+    if not one.alert.hint:  # what fires is more than a hint of it
+        same = [have for have in same if not have.facts.get("hint")]
     return any(one.since - NEAR <= have.starts_at <= one.until + NEAR for have in same)
 
 

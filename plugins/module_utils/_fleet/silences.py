@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.expressions import fits
+
 _ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _AUTHOR = re.compile(r"[0-9A-Za-z_.@+-]{1,64}")
 
@@ -21,11 +23,12 @@ _AUTHOR = re.compile(r"[0-9A-Za-z_.@+-]{1,64}")
 class Silences:
     """of_alert: words about the silence of each alert that Alertmanager knows and holds back, by fingerprint.
 
-    active: every silence, as the API gives it.
+    active: every silence, as the API gives it. known: false where nobody could be asked; what was left for a silence then stays left.
     """
 
     of_alert: Mapping[str, str] = field(default_factory=dict)
     active: Sequence[Mapping[str, Any]] = ()
+    known: bool = True
 
     @classmethod
     def of_api(cls, active: Sequence[Mapping[str, Any]], alerts: Sequence[Mapping[str, Any]]) -> Silences:
@@ -36,10 +39,6 @@ class Silences:
             if ids:
                 of_alert[str(alert.get("fingerprint"))] = by_id[ids[0]]
         return cls(of_alert, active)
-
-    def __bool__(self) -> bool:
-        """Whether anything is silenced at all."""
-        return bool(self.of_alert or self.active)
 
     def of(self, fingerprint: str, labels: Any = None) -> Optional[str]:
         """Who has silenced an alert, in words. One that Alertmanager has forgotten already is judged by its labels."""
@@ -58,18 +57,12 @@ def words(silence: Mapping[str, Any]) -> str:
 
 
 def matches(silence: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
-    """As Alertmanager does: every matcher, and a label that is absent is empty."""
+    """As Alertmanager does: every matcher, and a label that is absent is empty. One that cannot be read matches nothing, whatever its sign."""
     matchers = silence.get("matchers") or ()
     return bool(matchers) and all(_fits(one, str(labels.get(one.get("name"), ""))) for one in matchers)
 
 
 def _fits(matcher: Mapping[str, Any], value: str) -> bool:
     wanted = str(matcher.get("value"))
-    if matcher.get("isRegex"):
-        try:
-            same = re.fullmatch(wanted, value) is not None
-        except re.error:  # Go's expressions know more than Python's
-            return False
-    else:
-        same = wanted == value
+    same = fits(wanted, value) if matcher.get("isRegex") else wanted == value
     return same is bool(matcher.get("isEqual", True))

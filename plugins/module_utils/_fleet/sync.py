@@ -71,6 +71,7 @@ class Wanted:
 def sync(ledger: Ledger, alertmanager: Optional[Alertmanager], prometheus: Optional[Prometheus], wanted: Wanted) -> dict[str, Any]:
     """The news, the rows that they have become, and who could not be asked: that keeps nobody from the others."""
     now, missing = ledger.now(), []
+    looked, silences_known = False, True
     fires: list[Told] = []
     past: list[Told] = []
     listed: set[str] = set()
@@ -79,9 +80,12 @@ def sync(ledger: Ledger, alertmanager: Optional[Alertmanager], prometheus: Optio
             fires = [of_alertmanager(one, wanted.labels) for one in alertmanager.firing(wanted.receiver)]
             listed = alertmanager.listed() if prometheus else set()
         except RemediationError as error:
+            silences_known = False
             missing.append({"source": "alertmanager", "why": str(error)})
     if prometheus:
         last = ledger.synced_at(PROMETHEUS)
+        if last and last > now:  # the clock was set back, so it is not known when that was
+            last = None
         window = min(LONGEST, now - last + OVERLAP) if last else wanted.lookback
         if last and now - last > LONGEST:
             missing.append({"source": PROMETHEUS, "why": "it was not asked since %s; only its last day was looked at" % iso(last)})
@@ -90,12 +94,14 @@ def sync(ledger: Ledger, alertmanager: Optional[Alertmanager], prometheus: Optio
         except RemediationError as error:
             missing.append({"source": PROMETHEUS, "why": str(error)})
         else:
-            ledger.synced(PROMETHEUS, now)
+            looked = True
     told = [one for one in [*fires, *(one for one in past if one.fingerprint not in listed)] if not is_own(one.raw)]
     begun = [one.since for one in told if one.since]
     known = ledger.known_episodes(min(begun) - OVERLAP, wanted.labels) if begun else []
-    found = news(told, known)
+    found = news(told, known, silences_known)
     rows = _keep(ledger, found, known, wanted)
+    if looked:  # not before its news are kept: nobody would ask for them again
+        ledger.synced(PROMETHEUS, now)
     return {"news": [_record(one) for one in found], "rows": rows, "asked": len(told), "missing": missing}
 
 

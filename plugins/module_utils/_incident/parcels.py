@@ -68,7 +68,8 @@ def _digest(alerts: list[Judged], truncated: int) -> str:
 
 
 def _delivery(judged: Judged) -> str:
-    """An episode is (fingerprint, startsAt), a delivery adds the status. What cannot be judged is known by all of it."""
+    """An episode is (fingerprint, startsAt), a delivery adds the status; a hint is no delivery. What cannot be judged is known by all of it."""
     if judged.alert:
-        return " ".join((judged.fingerprint, str(iso(judged.alert.starts_at)), judged.alert.status))
+        status = "hint" if judged.alert.hint else judged.alert.status
+        return " ".join((judged.fingerprint, str(iso(judged.alert.starts_at)), status))
     return hashlib.sha256(json.dumps(judged.raw, sort_keys=True).encode()).hexdigest()

@@ -57,12 +57,14 @@ class Inbox(Groups, Storm):
         correlation: Optional[Correlation] = None,
         silences: Optional[Silences] = None,
     ) -> dict[str, Any]:
-        """Open or find the incidents of stored messages."""
-        messages = self._messages(inbox_ids)
-        missing = sorted(set(inbox_ids) - {inbox_id for inbox_id, _body, _received_at in messages})
+        """Open or find the incidents of stored messages that nobody has decided since they were handed over."""
+        messages, decided = self._messages(inbox_ids)
+        missing = sorted(set(inbox_ids) - {inbox_id for inbox_id, _body, _received_at in messages} - set(decided))
         if missing:
             raise BadMessage("the inbox has no message %s" % missing[0])
-        return self._open_all(messages, How(inventory, label_map(labels), limits or Limits(), max_running, correlation, silences))
+        answer = self._open_all(messages, How(inventory, label_map(labels), limits or Limits(), max_running, correlation, silences))
+        answer["ignored"] += [{"inbox_id": inbox_id, "reason": "another run has decided this message"} for inbox_id in decided]
+        return answer
 
     def open_from_file(
         self,
@@ -83,7 +85,7 @@ class Inbox(Groups, Storm):
         """Open or find the incidents of those alerts that are wanted now and not silenced; their messages wait on for a run that decides all."""
         arrived = [
             (Arrived(inbox_id, received_at, judged), judged.alert)
-            for inbox_id, body, received_at in self._messages(inbox_ids)
+            for inbox_id, body, received_at in self._messages(inbox_ids)[0]
             for judged in judge_all(parse_message(body), how.labels)
             if judged.alert and judged.alert.node in how.inventory and wanted(judged.alert) and not _silence(judged, how)
         ]
@@ -93,11 +95,17 @@ class Inbox(Groups, Storm):
                 records += self._open_alert(one, alert, how).records
         return list({record["id"]: record for record in records}.values())
 
-    def _messages(self, inbox_ids: Sequence[int]) -> list[Message]:
-        rows = sa.select(INBOX.c.id, INBOX.c.body, INBOX.c.received_at).order_by(INBOX.c.id)
-        parts = [rows.where(INBOX.c.id.in_(some)) for some in chunks(sorted(set(inbox_ids)))]
+    def _messages(self, inbox_ids: Sequence[int]) -> tuple[list[Message], list[int]]:
+        """Those that wait, and the ids of those that are decided."""
+        waiting: list[Message] = []
+        decided: list[int] = []
+        rows = sa.select(INBOX.c.id, INBOX.c.body, INBOX.c.received_at).where(INBOX.c.handled_at.is_(None)).order_by(INBOX.c.id)
+        others = sa.select(INBOX.c.id).where(INBOX.c.handled_at.is_not(None)).order_by(INBOX.c.id)
         with self.read() as connection:
-            return [(row.id, row.body, row.received_at) for part in parts for row in connection.execute(part)]
+            for some in chunks(sorted(set(inbox_ids))):
+                waiting += [(row.id, row.body, row.received_at) for row in connection.execute(rows.where(INBOX.c.id.in_(some)))]
+                decided += connection.execute(others.where(INBOX.c.id.in_(some))).scalars()
+        return waiting, decided
 
     def _open_all(self, messages: Sequence[Message], how: How) -> dict[str, Any]:
         told, arrived, readable = Told(), [], []
@@ -114,19 +122,23 @@ class Inbox(Groups, Storm):
                 self._tell(inbox_id, "message_truncated", "Alertmanager left %d alerts out of the message" % message.truncated)
             arrived += [Arrived(inbox_id, received_at, judged) for judged in judge_all(message, how.labels)]
             readable.append(inbox_id)
-        arrived = [one for one in arrived if not self._is_left(one, how, told)]
+        still_left = self.left_for_silences() if how.silences and not how.silences.known else {}
+        arrived = [one for one in arrived if not self._is_left(one, how, still_left, told)]
         for one in self.open_groups(arrived, how, told):
             self._open_or_hold(one, how, told)
         self._handled(readable, None)
         return told.answer()
 
-    def _is_left(self, one: Arrived, how: How, told: Told) -> bool:
+    def _is_left(self, one: Arrived, how: How, still_left: Mapping[tuple[str, datetime], str], told: Told) -> bool:
         """Nothing is done for our own notifications, nor for what a human has silenced (S6)."""
         if is_own(one.judged.raw):
             told.ignored.append({**one.about, "reason": "our own notification"})
             return True
-        alert, silence = one.judged.alert, _silence(one.judged, how)
-        if alert is None or silence is None:
+        alert = one.judged.alert
+        if alert is None or how.silences is None:
+            return False
+        silence = _silence(one.judged, how) or still_left.get((alert.fingerprint, alert.starts_at))
+        if silence is None:
             return False
         self.leave_silenced(alert, one.received_at, silence, None if self.check_mode else one.inbox_id)
         told.ignored.append({**one.about, "reason": silenced_by(silence)})

@@ -123,6 +123,8 @@ class Incidents(Settings):
             if place and not place.managed:
                 return Opening("found", self._record(connection, self._end_opted_out(connection, row) if row.state in LIVE_STATES else row))
             silence = silences.of(row.alert["fingerprint"]) if silences and row.alert else None
+            if silences and not silences.known and row.state not in LIVE_STATES:
+                silence = _silence_in(row.reason)
             if silence and not self._acting(connection, row):
                 return self._left_silenced(connection, row, silence)
             if only_due and not self._due_again(connection, row):
@@ -151,6 +153,12 @@ class Incidents(Settings):
             same = (ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at == alert.starts_at, ALERTS.c.status == alert.status)
             connection.execute(sa.update(ALERTS).where(*same).values(reason=silenced_by(silence), inbox_id=inbox_id))
 
+    def left_for_silences(self) -> dict[tuple[str, datetime], str]:
+        """The silence of each episode that was left for one, when it was judged last."""
+        left = sa.select(ALERTS.c.fingerprint, ALERTS.c.starts_at, ALERTS.c.reason).where(ALERTS.c.reason.startswith(_SILENCED))
+        with self.read() as connection:
+            return {(row.fingerprint, row.starts_at): _silence_in(row.reason) or "" for row in connection.execute(left)}
+
     def _found(self, connection: sa.Connection, row: Any, want: Optional[Want], limits: Limits, anew: bool) -> Opening:
         if want and not want.place.managed and row.state in OPEN_STATES:
             row = self._end_opted_out(connection, row)
@@ -177,19 +185,21 @@ class Incidents(Settings):
             )
             if self.check_mode:
                 return Opening("found", predicted(self._record(connection, row)))
-        elif want and want.alert and not want.alert.hint and row.state in LIVE_STATES and (row.alert or {}).get("hint"):
-            row = self._update(connection, row.id, **self._episode(want))  # it fires, so it is more than the hint that opened this
+        elif want and _is_more(want.alert, row) and row.state in LIVE_STATES:
+            row = self._update(connection, row.id, **self._episode(want))
         return Opening("found", self._record(connection, row))
 
     def _again(self, connection: sa.Connection, row: Any, want: Want) -> bool:
         """Whether this asks for another round of an incident that has ended: what kept it is gone, or nobody has looked yet.
 
-        Not by another delivery of the same episode: whoever is to look was told.
+        Not by another delivery of the same episode: whoever is to look was told, unless it was only a hint of it.
         """
         if self._due_again(connection, row):
             return True
-        if row.state not in ("held_for_human", "quarantined_overdue") or self._is_repeat(connection, row, want):
+        if row.state not in ("held_for_human", "quarantined_overdue"):
             return False
+        if self._is_repeat(connection, row, want):
+            return _is_more(want.alert, row)
         if want.group_kind:
             return set(row.nodes) != set(want.nodes)
         return self._unseen(connection, row) or (want.vague and row.state == "held_for_human" and row.open_key == want.key)
@@ -349,9 +359,10 @@ class Incidents(Settings):
     # Alerts
 
     def _deliver(self, connection: sa.Connection, alert: Alert, received_at: datetime) -> None:
-        """Store one delivery; repeats only count."""
+        """Store one delivery; repeats only count. It could be judged, so what was held of this alert has nothing more to say."""
+        connection.execute(sa.delete(ALERTS).where(ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.status == "held"))
         same = (ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at == alert.starts_at, ALERTS.c.status == alert.status)
-        again = {"deliveries": ALERTS.c.deliveries + 1, "reason": None}
+        again = {"deliveries": ALERTS.c.deliveries + 1, "reason": None, **({} if alert.hint else {"facts": alert.record()})}
         if not connection.execute(sa.update(ALERTS).where(*same).values(**again)).rowcount:
             values = {"fingerprint": alert.fingerprint, "starts_at": alert.starts_at, "status": alert.status}
             connection.execute(sa.insert(ALERTS).values(**values, received_at=received_at, deliveries=1, facts=alert.record()))
@@ -373,7 +384,7 @@ class Incidents(Settings):
         episode = (ALERTS.c.fingerprint == alert.fingerprint, ALERTS.c.starts_at == alert.starts_at)
         rows = sa.select(INCIDENTS).join(ALERTS, ALERTS.c.incident_id == INCIDENTS.c.id).where(*episode, INCIDENTS.c.open_key.is_(None))
         closed = connection.execute(rows).first()
-        if closed and not self._due_again(connection, closed):
+        if closed and not self._due_again(connection, closed) and not _is_more(alert, closed):
             return "incident %s of the same evidence has ended in %s" % (closed.id, closed.state)
         released = self._settled_at(connection, want)
         if released and alert.starts_at <= released:
@@ -390,17 +401,12 @@ class Incidents(Settings):
         return time
 
     def hold_alert(self, fingerprint: str, reason: str, position: int, inbox_id: Optional[int] = None) -> None:
-        """Keep an alert without a usable key, and tell people once (S2)."""
+        """Keep an alert without a usable key, and tell people once (S2). The row that brought it last is the one that may bring it again."""
+        last = {"inbox_id": inbox_id, "reason": reason, "facts": {"position": position}}
         with self.write() as connection:
             same = (ALERTS.c.fingerprint == fingerprint, ALERTS.c.status == "held")
-            if not connection.execute(sa.update(ALERTS).where(*same).values(deliveries=ALERTS.c.deliveries + 1)).rowcount:
-                values = {
-                    "fingerprint": fingerprint,
-                    "status": "held",
-                    "inbox_id": inbox_id,
-                    "reason": reason,
-                    "facts": {"position": position},
-                }
+            if not connection.execute(sa.update(ALERTS).where(*same).values(**last, deliveries=ALERTS.c.deliveries + 1)).rowcount:
+                values = {"fingerprint": fingerprint, "status": "held", **last}
                 connection.execute(sa.insert(ALERTS).values(**values, received_at=self.now(), deliveries=1))
             self._notify(
                 connection, "held:%s" % fingerprint, "alert_held", {"fingerprint": fingerprint, "reason": reason, "inbox_id": inbox_id}
@@ -448,7 +454,7 @@ class Incidents(Settings):
         """Left for a silence, held by the breaker, which is reset now, or by a mode which has changed: worth another round."""
         if row.state not in ("held_for_human", "no_action"):
             return False
-        if (row.reason or "").startswith(_SILENCED):
+        if _silence_in(row.reason):
             return True
         stages = self._stages(connection, row)
         if any(stage.error_kind == BREAKER for stage in stages):
@@ -554,3 +560,12 @@ _ACTING = ("isolate", "taint", "evict", "verify")
 def silenced_by(silence: str) -> str:
     """Why nothing is done, as incidents and alerts keep it."""
     return _SILENCED + silence
+
+
+def _is_more(alert: Optional[Alert], row: Any) -> bool:
+    """Whether it fires, where an incident had only the hint of one to go by."""
+    return alert is not None and not alert.hint and bool((row.alert or {}).get("hint"))
+
+
+def _silence_in(reason: Optional[str]) -> Optional[str]:
+    return reason[len(_SILENCED) :] if reason and reason.startswith(_SILENCED) else None

@@ -56,12 +56,12 @@ def open_incidents(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _silences(params: Mapping[str, Any]) -> tuple[Optional[Silences], list[dict[str, str]]]:
-    """What humans have silenced. Who cannot be asked holds nobody up, and is named."""
+    """What humans have silenced. Who cannot be asked holds up nothing but what was left for a silence, and is named."""
     alertmanager = alertmanager_of(params) if params["alert_file"] or params["inbox_ids"] or params["incident_ids"] else None
     try:
         return (alertmanager.silences() if alertmanager else None), []
     except RemediationError as error:
-        return None, [{"source": "alertmanager", "why": str(error)}]
+        return Silences(known=False), [{"source": "alertmanager", "why": str(error)}]
 
 
 def correlation_of(params: Mapping[str, Any]) -> Optional[Correlation]:

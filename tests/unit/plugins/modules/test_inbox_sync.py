@@ -20,7 +20,8 @@ INVENTORY = {"gpu-1": {"host": "host-1", "uid": "uid-1"}}
 def alertmanager():
     with answering() as answers:
         [alert] = rewritten(recorded("firing-single"), {"node": "gpu-1"})["alerts"]
-        answers.by_path["/api/v2/alerts"] = [{**alert, "status": {"state": "active", "silencedBy": [], "inhibitedBy": []}}]
+        told = {**alert, "status": {"state": "active", "silencedBy": [], "inhibitedBy": []}}
+        answers.by_path["/api/v2/alerts/groups"] = [{"labels": {}, "receiver": {"name": "gpuops"}, "alerts": [told]}]
         answers.by_path["/api/v2/silences"] = []
         yield answers
 
@@ -57,7 +58,7 @@ def test_who_is_away_is_named_and_nothing_fails(ledger_url):
 
 
 def test_a_silenced_alert_of_a_file(alertmanager, ledger_url, tmp_path):
-    """S6, by the module that opens incidents; one that cannot ask opens it."""
+    """S6, by the module that opens incidents; while it cannot ask, that alert stays left, and another one opens an incident."""
     silence = {
         "id": "1",
         "createdBy": "jane",
@@ -70,6 +71,9 @@ def test_a_silenced_alert_of_a_file(alertmanager, ledger_url, tmp_path):
     given = {"ledger_url": ledger_url, "alert_file": str(file), "inventory": INVENTORY}
     answer = run_module(incident.main, alertmanager_urls=[alertmanager.url], **given)
     assert ([one["reason"] for one in answer["ignored"]], answer["incidents"]) == (["its alert is silenced by silence 1 of jane"], [])
+    answer = run_module(incident.main, alertmanager_urls=["http://127.0.0.1:1"], **given)
+    assert ([one["reason"] for one in answer["ignored"]], answer["incidents"]) == (["its alert is silenced by silence 1 of jane"], [])
+    file.write_text(json.dumps(rewritten(recorded("firing-single"), {"node": "gpu-1", "xid": "48"})))
     answer = run_module(incident.main, alertmanager_urls=["http://127.0.0.1:1"], **given)
     assert (len(answer["incidents"]), [one["source"] for one in answer["missing"]]) == (1, ["alertmanager"])
 

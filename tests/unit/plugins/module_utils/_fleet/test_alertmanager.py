@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.alertmanager import Alertmanager, AlertmanagerUnavailable
 from http_answers import Answers, answering
 
-ALERTS, SILENCES = "/api/v2/alerts", "/api/v2/silences"
+ALERTS, GROUPS, SILENCES = "/api/v2/alerts", "/api/v2/alerts/groups", "/api/v2/silences"
 NOWHERE = "http://user:pass@127.0.0.1:1/am?key=pass"
 
 
@@ -22,21 +22,65 @@ def answers():
 
 def refusal(*urls: str, **how) -> str:
     with pytest.raises(AlertmanagerUnavailable) as caught:
-        Alertmanager(urls, **how).firing("gpuops")
+        Alertmanager(urls, **how).listed()
     return str(caught.value)
 
 
+@pytest.fixture
+def other():
+    with answering() as given:
+        yield given
+
+
+def group(*alerts: dict) -> dict:
+    return {"labels": {}, "receiver": {"name": "gpuops"}, "alerts": list(alerts)}
+
+
+def listed(fingerprint: str, **held: list) -> dict:
+    """As Alertmanager lists it; `mutedBy` is there since 0.28."""
+    state = "suppressed" if held else "active"
+    return {"fingerprint": fingerprint, "status": {"state": state, "silencedBy": [], "inhibitedBy": [], "mutedBy": [], **held}}
+
+
+def fires(*urls: str) -> list:
+    return [one["fingerprint"] for one in Alertmanager(urls).firing("gpuops")]
+
+
 def test_what_fires_for_a_receiver(answers: Answers) -> None:
-    answers.by_path[ALERTS] = [{"fingerprint": "a"}]
-    assert Alertmanager([answers.url + "/"], token="t0ken").firing("gpu.*") == [{"fingerprint": "a"}]
+    alert = {"fingerprint": "a", "status": {"state": "active", "silencedBy": [], "inhibitedBy": []}}
+    answers.by_path[GROUPS] = [group(alert), group(alert)]
+    assert Alertmanager([answers.url + "/"], token="t0ken").firing("gpu.*") == [alert]
     [(_path, asked, headers)] = answers.asked
-    assert asked == {"active": ["true"], "silenced": ["false"], "inhibited": ["false"], "unprocessed": ["true"], "receiver": ["gpu.*"]}
+    assert asked == {"active": ["true"], "silenced": ["true"], "inhibited": ["false"], "receiver": ["gpu.*"]}
     assert headers["Authorization"] == "Bearer t0ken"
 
 
-def test_the_first_of_a_cluster_that_answers(answers: Answers) -> None:
-    answers.by_path[ALERTS] = []
-    assert Alertmanager([NOWHERE, answers.url]).listed() == set()
+def test_a_muted_time_holds_back_as_a_silence_does(answers: Answers) -> None:
+    """It is a matter of the route: another one of the same receiver may tell of the alert."""
+    muted, silenced = {"mutedBy": ["nights"]}, {"silencedBy": ["1"]}
+    answers.by_path[GROUPS] = [group(listed("a", **muted), listed("b", **silenced), listed("c", **muted)), group(listed("c"), listed("d"))]
+    assert fires(answers.url) == ["c", "d"]
+
+
+def test_all_of_a_cluster_are_asked(answers: Answers, other: Answers) -> None:
+    """One that has just begun, or is cut off, knows neither all alerts nor all silences."""
+    answers.by_path.update({GROUPS: [group(listed("a"), listed("b"))], ALERTS: [], SILENCES: []})
+    other.by_path[GROUPS] = [group(listed("b", silencedBy=["1"]), listed("c"))]
+    other.by_path[ALERTS] = [listed("b", silencedBy=["1"])]
+    other.by_path[SILENCES] = [{"id": "1", "createdBy": "jane", "status": {"state": "active"}, "matchers": []}]
+    assert fires(NOWHERE, answers.url, other.url) == ["a", "c"]
+    cluster = Alertmanager([NOWHERE, answers.url, other.url])
+    assert cluster.listed() == {"b"}
+    assert cluster.silences().of("b") == "silence 1 of jane"
+
+
+def test_all_of_a_cluster_are_asked_at_once(answers: Answers, other: Answers) -> None:
+    for one in (answers, other):
+        one.by_path[ALERTS], one.pause_seconds = "x" * 100, 0.2
+    began = time.monotonic()
+    with pytest.raises(AlertmanagerUnavailable):
+        Alertmanager([answers.url, other.url], timeout_seconds=2).listed()
+    assert time.monotonic() - began < 3.5
 
 
 def test_without_silences_one_request(answers: Answers) -> None:
@@ -72,8 +116,7 @@ def test_an_answer_that_drips_is_given_up_in_time(answers: Answers) -> None:
     assert time.monotonic() - began < 2
 
 
-def test_it_sends_nobody_elsewhere(answers: Answers) -> None:
-    with answering() as other:
-        answers.by_path[ALERTS], answers.status, answers.location = [], 302, other.url + ALERTS
-        assert "HTTP status 302" in refusal(answers.url, token="t0ken")
-        assert other.asked == []
+def test_it_sends_nobody_elsewhere(answers: Answers, other: Answers) -> None:
+    answers.by_path[ALERTS], answers.status, answers.location = [], 302, other.url + ALERTS
+    assert "HTTP status 302" in refusal(answers.url, token="t0ken")
+    assert other.asked == []

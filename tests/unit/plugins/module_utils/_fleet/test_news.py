@@ -29,6 +29,9 @@ def known(fingerprint: str = "aaaaaaaa", seconds: float = 0, decided: bool = Tru
         pytest.param(told(), [], True, id="nobody has told of it"),
         pytest.param(told(), [known()], False, id="the same episode"),
         pytest.param(told(since=600, until=600), [known()], True, id="it fires again"),
+        pytest.param(told(), [known(hint=True)], True, id="only a hint of it is known"),
+        pytest.param(told(hint=True), [known(hint=True)], False, id="the same hint"),
+        pytest.param(told(hint=True), [known()], False, id="a hint of what is known"),
         pytest.param(told(), [known(decided=False)], True, id="left for a silence that is over"),
         pytest.param(told("bbbbbbbb"), [known()], True, id="Alertmanager calls it another alert"),
         pytest.param(told("bbbbbbbb", rebuilt=True), [known()], False, id="a label is missing, the fault is the same"),
@@ -43,3 +46,7 @@ def known(fingerprint: str = "aaaaaaaa", seconds: float = 0, decided: bool = Tru
 )
 def test_what_is_news(one: Told, have: list, is_news: bool) -> None:
     assert news([one], have) == ([one] if is_news else [])
+
+
+def test_what_was_left_for_a_silence_stays_left_while_nobody_says_that_it_is_over() -> None:
+    assert news([told(rebuilt=True)], [known(decided=False)], silences_known=False) == []

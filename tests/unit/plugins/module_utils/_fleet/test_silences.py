@@ -29,6 +29,8 @@ def silence(*matchers: dict, author: str = "jane", silence_id: str = ID) -> dict
         ([matcher("node", "gpu-.*", True, isEqual=False)], False),
         ([matcher("rack", "")], True),
         ([matcher("node", r"\pL-1(", True)], False),
+        ([matcher("node", r"\pL-1(", True, isEqual=False)], False),
+        ([matcher("node", "(gpu-)+1", True)], False),  # one that Python could be kept busy with is Alertmanager's to judge
         ([], False),
     ],
 )

@@ -14,8 +14,10 @@ import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.alertmanager import AlertmanagerUnavailable
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.episodes import fingerprint
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.prometheus import PrometheusUnavailable
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.sync import Wanted, sync
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import DEFAULT_LABELS
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LedgerUnavailable
 from ledgers import NOON, clock, ledger, url
 
 __all__ = ["clock", "ledger", "url"]
@@ -125,12 +127,47 @@ def test_how_far_back_prometheus_is_asked(ledger, clock):
     assert prometheus.asked.pop().endswith("[86400s]")
 
 
+def test_a_look_whose_news_are_lost_is_repeated(ledger, clock, monkeypatch):
+    """What fired and ended before a run that was killed is in nobody's memory but Prometheus's."""
+    prometheus = Prometheus()
+    sync(ledger, None, prometheus, WANTED)
+    clock.on(300)
+    prometheus.series = [fired(-30, -45)]
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "keep_news", Away(LedgerUnavailable("away")).keep_news)
+        with pytest.raises(LedgerUnavailable):
+            sync(ledger, None, prometheus, WANTED)
+    prometheus.asked.clear()
+    assert len(sync(ledger, None, prometheus, WANTED)["rows"]) == 1
+    assert prometheus.asked[0].endswith("[360s]")
+
+
+def test_a_look_in_the_future_was_none(ledger, clock):
+    """The clock was wrong, and was set back."""
+    prometheus = Prometheus()
+    sync(ledger, None, prometheus, WANTED)
+    clock.on(-3600)
+    for span in ("[900s]", "[60s]"):
+        sync(ledger, None, prometheus, WANTED)
+        assert prometheus.asked.pop().endswith(span)
+
+
 def test_who_is_away_keeps_nobody_from_the_other(ledger):
     prometheus_away, alertmanager_away = Away(PrometheusUnavailable("p")), Away(AlertmanagerUnavailable("a"))
     found = sync(ledger, alertmanager_away, Prometheus(fired(0)), WANTED)
     assert (len(found["news"]), found["missing"]) == (1, [{"source": "alertmanager", "why": "a"}])
     found = sync(ledger, Alertmanager(fires(node="gpu-2")), prometheus_away, WANTED)
     assert (len(found["news"]), found["missing"]) == (1, [{"source": "prometheus", "why": "p"}])
+
+
+def test_prometheus_brings_nothing_back_that_was_left_for_a_silence(ledger):
+    """S6: it knows no silences, so that is for Alertmanager to say."""
+    prometheus, away = Prometheus(fired(0)), Away(AlertmanagerUnavailable("a"))
+    [row] = sync(ledger, Alertmanager(), prometheus, WANTED)["rows"]
+    silences = Silences({fingerprint(labels(cluster="a")): "silence 1 of jane"})
+    assert ledger.open_from_inbox([row.inbox_id], {"gpu-1": {}}, silences=silences)["incidents"] == []
+    assert sync(ledger, away, prometheus, WANTED)["rows"] == []
+    assert len(sync(ledger, Alertmanager(), prometheus, WANTED)["rows"]) == 1
 
 
 def test_given_external_labels_are_not_asked_for(ledger):

@@ -65,6 +65,7 @@ def test_after_the_window_a_node_is_on_its_own(ledger, clock):
 def test_a_repeat_of_one_of_them_opens_nothing(ledger, clock):
     [group] = opened(ledger, raw(1), raw(2), raw(3))["incidents"]
     clock.on(300)
+    ledger.set_mode("fence", "jane", "so that repeats count")
     [again] = opened(ledger, raw(1), raw(2), raw(3))["incidents"]
     assert (again["id"], again["state"], told(ledger)) == (group["id"], "held_for_human", ["held_for_human"])
     clock.on(300)

@@ -116,6 +116,15 @@ def test_inbox_ids(ledger, clock):
         ledger.open_from_inbox([99], INVENTORY)
 
 
+def test_what_another_run_has_decided_is_not_opened_again(ledger):
+    """Its incident may be in the midst of a stage, and whoever opens it takes its lock over."""
+    first, second = ledger.receive(body(), "webhook"), ledger.receive(body("firing-grouped-two-gpus"), "webhook")
+    ledger.open_from_inbox([first], INVENTORY)
+    result = ledger.open_from_inbox([first, second, second], INVENTORY)
+    assert {one["node"] for one in result["incidents"]} == {"gpu-0"}
+    assert result["ignored"] == [{"inbox_id": first, "reason": "another run has decided this message"}]
+
+
 def test_capacity_and_labels(ledger):
     result = read(ledger, body("firing-grouped-two-gpus"), max_running=1, labels={"gpu_index": ["nothing"]})
     assert [one["gpu"] for one in result["incidents"]] == ["-"]
@@ -142,13 +151,15 @@ def one_ledger():
 def test_every_alert_is_decided(content):
     """Whatever stands in it, each alert has an incident, is held, or is ignored for a reason, and no row is left."""
     ledger = one_ledger()
-    message = json.dumps(content).encode()
-    rows = ledger.keep([(parcel, "tests") for parcel in parcels(message)])
-    result = ledger.open_from_inbox([row.inbox_id for row in rows], INVENTORY)
+    found = parcels(json.dumps(content).encode())
+    rows = ledger.keep([(parcel, "tests") for parcel in found])
+    due = [parcel for parcel, row in zip(found, rows) if row.due]  # an earlier message may have brought the same
+    result = ledger.open_from_inbox([row.inbox_id for row in rows if row.due], INVENTORY)
     said = {one["fingerprint"] for one in [*result["held"], *result["ignored"]]}
     opened = {one["node"] for one in result["incidents"]}
     assert all(
         judged.fingerprint in said or (judged.alert is not None and judged.alert.node in opened)
-        for judged in judge_all(parse_message(message))
+        for parcel in due
+        for judged in judge_all(parse_message(parcel.body))
     )
     assert ledger.undecided() == []

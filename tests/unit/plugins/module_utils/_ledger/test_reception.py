@@ -60,6 +60,35 @@ def test_a_held_alert_is_judged_again(ledger, clock):
     assert incident["node"] == "gpu-1"
 
 
+def two(second_status):
+    """The recorded pair of alerts of one node; as None the second is not in the message."""
+    message = rewritten(recorded("firing-grouped-two-gpus"), {"node": "gpu-9"}, starts_at=NOON)
+    message["alerts"] = [message["alerts"][0], *([{**message["alerts"][1], "status": second_status}] if second_status else [])]
+    return [(parcel, "alertmanager at ::1") for parcel in parcels(json.dumps(message).encode())]
+
+
+def test_a_held_alert_is_judged_again_with_the_row_that_brings_it_now(ledger, clock):
+    """What else was in its first message may be over: Alertmanager never sends that one again."""
+    for second_status in ("firing", "resolved", None):
+        [row] = ledger.keep(two(second_status))
+        ledger.open_from_inbox([row.inbox_id], {})
+        clock.on(600)
+    [again] = ledger.keep(two(None))
+    assert (again.inbox_id, again.due) == (row.inbox_id, True)
+    assert len(ledger.open_from_inbox([row.inbox_id], {"gpu-9": {"host": "h", "uid": "u"}})["incidents"]) == 1
+
+
+def test_an_alert_that_was_opened_is_held_no_more(ledger, clock):
+    [row] = ledger.keep(arrivals("gpu-1"))
+    ledger.open_from_inbox([row.inbox_id], {})
+    clock.on(600)
+    ledger.keep(arrivals("gpu-1"))
+    ledger.open_from_inbox([row.inbox_id], {"gpu-1": {"host": "h", "uid": "u"}})
+    assert ledger.overview()["held_alerts"] == []
+    clock.on(600)
+    assert not ledger.keep(arrivals("gpu-1"))[0].due
+
+
 def test_all_or_none(ledger):
     [(parcel, source)] = arrivals("gpu-2")
     with pytest.raises(IntegrityError):

@@ -7,14 +7,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from alerts import recorded, rewritten
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import DEFAULT_LABELS
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
-from ledgers import NOON, alert, wanted
+from ledgers import NOON
 
 INVENTORY = {"gpu-1": {"host": "host-1", "uid": "uid-1"}}
 MESSAGE = rewritten(recorded("firing-single"), {"node": "gpu-1"}, starts_at=NOON)
@@ -114,16 +113,37 @@ def test_a_fence_stays_for_a_human(ledger, clock):
     assert ledger.reopen(incident_id, anew=True, inventory=INVENTORY).record["round"] == 2
 
 
+UNKNOWN = Silences(known=False)
+
+
+def test_while_nobody_says_that_it_is_over_a_row_stays_left(ledger, clock):
+    """And counts again when somebody does."""
+    row = keep(ledger)
+    ledger.open_from_inbox([row.inbox_id], INVENTORY, silences=SILENCED)
+    clock.on(61)
+    assert keep(ledger).due
+    answer = ledger.open_from_inbox([row.inbox_id], INVENTORY, silences=UNKNOWN)
+    assert (answer["incidents"], answer["ignored"][0]["reason"]) == ([], REASON)
+    clock.on(61)
+    assert keep(ledger).due
+    assert len(ledger.open_from_inbox([row.inbox_id], INVENTORY, silences=Silences())["incidents"]) == 1
+
+
+def test_while_nobody_says_that_it_is_over_an_incident_stays_left(ledger):
+    ledger.set_mode("fence", "jane", "a test")
+    incident_id = running(ledger)
+    ledger.applied(ledger.intend(incident_id, "node/gpu-1/taint", None, "gpu.unhealthy").id, "gpu.unhealthy")
+    ledger.reopen(incident_id, inventory=INVENTORY, silences=SILENCED)
+    assert ledger.reopen(incident_id, anew=True, inventory=INVENTORY, silences=UNKNOWN).how == "ignored"
+    assert ledger.incident(incident_id)["round"] == 1
+    assert ledger.reopen(incident_id, anew=True, inventory=INVENTORY, silences=Silences()).record["round"] == 2
+
+
+def test_what_nobody_has_left_goes_on_while_nobody_can_be_asked(ledger):
+    [incident] = ledger.open_from_inbox([keep(ledger).inbox_id], INVENTORY, silences=UNKNOWN)["incidents"]
+    assert ledger.reopen(incident["id"], inventory=INVENTORY, silences=UNKNOWN).record["state"] == "running"
+
+
 def test_an_operator_who_names_an_incident_means_it(ledger):
     incident_id = running(ledger)
     assert ledger.reopen(incident_id, inventory=INVENTORY).record["state"] == "running"
-
-
-def test_a_hint_gives_way_to_an_alert_that_fires(ledger):
-    """What opened the incident proves nothing; what joins it does."""
-    hint = replace(alert(fingerprint="aaaaaaaa", xid=79), hint=True)
-    opened = ledger.open_incident(wanted(hint)).record
-    assert opened["alert"]["hint"]
-    joined = ledger.open_incident(wanted(alert(fingerprint="bbbbbbbb", xid=79))).record
-    assert (joined["id"], joined["alert"]["hint"], joined["alert"]["fingerprint"]) == (opened["id"], False, "bbbbbbbb")
-    assert not ledger.open_incident(wanted(hint)).record["alert"]["hint"], "and not the other way"
