@@ -35,6 +35,7 @@ from loop import Controller  # noqa: E402
 from postgresql import running_postgresql  # noqa: E402
 
 GIB = 1 << 30
+MESSAGES = "\n| messages at the event source | all of them | one of them |\n| --- | --- | --- |"
 LINE = "NVRM: Xid (PCI:0000:00:06): 31, pid=525, name=crash, channel 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS"
 
 
@@ -97,7 +98,7 @@ def parser(lines: int) -> None:
 
 
 def messages() -> None:
-    print("\n| messages at the event source | all of them | one of them |\n| --- | --- | --- |")
+    print(MESSAGES)
     with tempfile.TemporaryDirectory(prefix="gpuops-bench-") as folder:
         deliveries.show("SQLite", Path(folder), f"sqlite:///{folder}/ledger.db")
         with running_postgresql() as server:  # without fsync
@@ -106,6 +107,7 @@ def messages() -> None:
 
 
 def rulebook() -> None:
+    print(MESSAGES)
     with tempfile.TemporaryDirectory(prefix="gpuops-bench-") as folder:
         deliveries.show_rulebook(Path(folder))
 
