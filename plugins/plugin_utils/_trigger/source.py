@@ -163,6 +163,7 @@ class Source:
             while not (await asyncio.wait([putting], timeout=_LOOK_SECONDS))[0]:
                 with self._reading():
                     await self._settle()
+            await putting
         finally:
             putting.cancel()
 
