@@ -48,7 +48,7 @@ simulator: setup ## the simulated GPU node against the unmodified NVML bindings
 	@pytest tests/simulator
 
 integration: setup ## playbooks and modules on simulated nodes and a real Kubernetes API
-	@pytest tests/integration --numprocesses auto --maxprocesses 4 --dist worksteal # each worker has a cluster of its own
+	@pytest tests/integration --numprocesses 3 --dist worksteal # each worker has a cluster of its own; on two cores a third works while others wait
 
 bench: setup ## measurements
 	@.ansible/venv/bin/python tests/benchmarks
