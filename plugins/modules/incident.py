@@ -264,7 +264,9 @@ truncated_alerts:
   returned: success and O(state=opened)
   type: int
 missing:
-  description: Sources that are configured and gave no answer, each with C(source) and C(why). What humans have silenced is then not known, and what was left for a silence stays left.
+  description:
+    - Sources that are configured and gave no answer, each with C(source) and C(why).
+    - What humans have silenced is then not known, and what was left for a silence stays left.
   returned: success and O(state=opened)
   type: list
   elements: dict
