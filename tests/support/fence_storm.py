@@ -83,7 +83,7 @@ def killed_amid(cluster: Cluster, folder: Path, ledger_url: str, nodes: int, mor
 
     AssertionError where an alert is lost, or a node is written, counted or on record other than once.
     """
-    names = [f"gpu-{number}" for number in range(nodes + more)]
+    names = [f"storm-{number}" for number in range(nodes + more)]  # no other test's, whose writes are in the same audit log
     ledger = prepared(cluster, ledger_url, names)
     source = Source(folder, ledger_url, fence_in="source", kubeconfig=str(cluster.kubeconfig))
     with ThreadPoolExecutor(max_workers=50) as pool:

@@ -61,7 +61,7 @@ def test_each_alert_is_judged_alone(controller):
         *(alert({"node": "bare-1", "gpu": "0", "xid": value}) for value in HOSTILE.values()),
         alert({"node": None}),
         alert({"node": "nobody-knows-it", "xid": "48"}),
-        alert({"node": "bare-1", "xid": "48"}, status="burning"),
+        alert({"node": "bare-1", "xid": "63"}, status="burning"),
         alert({"node": "bare-1", "xid": "79"}, startsAt="yesterday"),
         alert({"node": "bare-1", "xid": 48}),
         {**good, "labels": ["node", "bare-1"], "fingerprint": "0" * 16},

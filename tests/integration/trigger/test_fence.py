@@ -68,14 +68,19 @@ def test_fenced_before_any_run_and_lifted_by_the_node(fleet, source):
 
 
 def test_prometheus_that_is_configured_has_to_confirm(fleet, source):
-    """Down, its evidence is missing, the record says so, and the row goes on to the node."""
-    with source(prometheus_url=f"http://127.0.0.1:{free_port()}").running() as running:
+    """Down, its evidence is missing, and the row goes on to the node; the record says so once the run has asked too."""
+    nobody = f"http://127.0.0.1:{free_port()}"
+    with source(prometheus_url=nobody).running() as running:
         ids = posted(running, fleet.alert("gpu-1", 0, 79))
         assert running.handed_on(1) == ids
         assert running.metric('gpuops_trigger_fences_total{outcome="not_confirmed"}') == 1
     assert fleet.writes("nodes") == []
+    run = fleet.remediate(inbox_ids=ids, prometheus_url=nobody)
+    assert run.ok and fleet.writes("nodes") == [], run.output
     [incident] = fleet.incidents()
-    assert "Prometheus" in incident["timeline"][0]["reason"] and incident["timeline"][0]["data"]["witness"] == "missing"
+    detect = incident["timeline"][0]
+    assert (detect["stage"], detect["data"]["witness"], incident["state"]) == ("detect", "missing", "no_action")
+    assert "Prometheus" in detect["reason"]
 
 
 def test_an_api_that_hangs_holds_no_row(fleet, source):

@@ -103,7 +103,7 @@ def test_by_playbook(deploy, tmp_path):
         "trigger_certfile": "/etc/gpuops/tls.crt",
         "ledger_url": "postgresql://u:secret@db/gpuops",
         "responder_credentials": [{"name": "kubeconfig", "path": "/etc/gpuops/kubeconfig", "environment": "KUBECONFIG"}],
-        "alertmanager_ca_file": "/etc/alertmanager/ca.crt",
+        "receiver_ca_file": "/etc/alertmanager/ca.crt",
         "prometheus_token": "secret too",
     }
     assert not deploy(trigger_token="").ok, "without a token nobody may post"

@@ -40,10 +40,11 @@ def test_an_alert_becomes_a_contained_incident(controller):
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("core", CORES)
-def test_what_an_alert_says_is_data_all_the_way(core, tmp_path):
+def test_what_an_alert_says_is_data_all_the_way(core, tmp_path_factory):
     """S1: a template in every field of a message, one alert of which is ours and one is held. The run that reads them is of each ansible-core."""
-    executed = tmp_path / "executed"
-    with controller_of(core, tmp_path / "controller") as controller:
+    folder = tmp_path_factory.mktemp("s1")  # short, for the path of the socket that the newest core makes below it
+    executed = folder / "executed"
+    with controller_of(core, folder / "c") as controller:
         controller.node("bare-1", gpus=1, gpuops_managed=False)  # opted out, so that the incident ends where it is opened
         alert = controller.alert("bare-1", 0, 79)
         alert.write_text(json.dumps(with_one_to_hold(json.loads(alert.read_text()), touching(executed))))
