@@ -12,7 +12,7 @@ class ModuleDocFragment:
 options:
   alertmanager_urls:
     description:
-      - The addresses of an Alertmanager, or of all of a cluster. The first that answers speaks for all.
+      - The addresses of an Alertmanager, or of all of a cluster. All are asked at once, and what any of them says counts.
       - Where none answers the work goes on without it, and the result says so.
     type: list
     elements: str

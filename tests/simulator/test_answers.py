@@ -77,12 +77,12 @@ def h200(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_answers_are_those_of_the_recorded_gpu(h200: Node) -> None:
-    answers = nvml_child.ask(h200.library, ASK_ALL % COMPARED)
+    answers = nvml_child.ask(h200.nvml_library, ASK_ALL % COMPARED)
     assert answers == {name: RECORDED[name] for name in COMPARED}
 
 
 def test_answers_that_need_arguments(h200: Node) -> None:
-    assert nvml_child.ask(h200.library, ASK_REST) == {
+    assert nvml_child.ask(h200.nvml_library, ASK_REST) == {
         "settings": RECORDED["nvmlSystemGetConfComputeSettings"],
         "topology": RECORDED["nvmlSystemGetTopologyGpuSet"],
         "mig_by_index": RECORDED["nvmlDeviceGetMigDeviceHandleByIndex_x"],
@@ -91,7 +91,7 @@ def test_answers_that_need_arguments(h200: Node) -> None:
 
 
 def test_mig_profiles_are_those_of_the_recorded_gpu(h200: Node) -> None:
-    assert nvml_child.ask(h200.library, ASK_PROFILES) == RECORDED["gi_profiles"]
+    assert nvml_child.ask(h200.nvml_library, ASK_PROFILES) == RECORDED["gi_profiles"]
 
 
 def test_nothing_recorded_is_left_out_without_a_reason() -> None:
@@ -102,7 +102,7 @@ def test_nothing_recorded_is_left_out_without_a_reason() -> None:
 def test_measured_fields(h200: Node) -> None:
     """Fields 184, 199 and 230 as measured; a field that the model does not have says so in its own return code."""
     body = "result = [(f.nvmlReturn, f.valueType, f.value.uiVal) for f in n.nvmlDeviceGetFieldValues(gpu(), [184, 199, 230, 90])]"
-    assert nvml_child.ask(h200.library, body) == [[0, 1, 1], [0, 1, 1], [0, 1, 0], [3, 1, 0]]
+    assert nvml_child.ask(h200.nvml_library, body) == [[0, 1, 1], [0, 1, 1], [0, 1, 0], [3, 1, 0]]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ enums = (0, 9, 1, 2, 3, 4)
 result = [n.nvmlDeviceGetName(gpu()), n.nvmlDeviceGetMemoryInfo(gpu()).total >> 30,
     [n.nvmlDeviceGetGpuInstanceProfileInfo(gpu(), enum).memorySizeMB for enum in enums], n.nvmlDeviceGetFieldValues(gpu(), [184])[0].value.uiVal]
 """
-        assert nvml_child.ask(node.library, body) == [name, total_gib, profile_mib, resetless]
+        assert nvml_child.ask(node.nvml_library, body) == [name, total_gib, profile_mib, resetless]
     finally:
         node.destroy()
 
@@ -134,7 +134,7 @@ def test_profiles_of_the_a30(tmp_path: Path) -> None:
     node = Node(tmp_path, "a30")
     node.create("a30-24", gpus=1)
     try:
-        found = [one for one in nvml_child.ask(node.library, ASK_PROFILES).values() if "error" not in one]
+        found = [one for one in nvml_child.ask(node.nvml_library, ASK_PROFILES).values() if "error" not in one]
     finally:
         node.destroy()
     everywhere, halves = [[0, 1], [1, 1], [2, 1], [3, 1]], [[0, 2], [2, 2]]

@@ -28,7 +28,7 @@ def kernel_log(node: Node) -> list[str]:
 
 def test_xid_is_an_event_and_a_line_of_the_kernel_log(node: Node) -> None:
     child = nvml_child.start(
-        node.library,
+        node.nvml_library,
         """
 events = n.nvmlEventSetCreate()
 for index in range(2):
@@ -99,7 +99,7 @@ result = [
     n.nvmlDeviceGetTemperature(g, 0), n.nvmlDeviceGetMarginTemperature(g), n.nvmlDeviceGetTotalEccErrors(gpu(0), 1, 0)]
 """
     detailed = {"l1Cache": 0, "l2Cache": 0, "deviceMemory": 2, "registerFile": 0}
-    assert nvml_child.ask(node.library, body) == [
+    assert nvml_child.ask(node.nvml_library, body) == [
         [[3, 3], [2, 2]], [2, 0], detailed, [1, 2, 1, 1], 1, [2, 2, 1, 2, 1, 1, 4], 91, -4, 0,
     ]  # fmt: skip
     assert kernel_log(node)[-1].endswith("154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)")
@@ -116,7 +116,7 @@ status.version = 1
 result.append(ask(n.nvmlDeviceGetSramEccErrorStatus, gpu(), ctypes.byref(status)))
 """
     mismatch = {"error": "NVMLError_ArgumentVersionMismatch: Argument version mismatch"}
-    assert nvml_child.ask(node.library, body) == [0, 1, mismatch]
+    assert nvml_child.ask(node.nvml_library, body) == [0, 1, mismatch]
     node.reset(1)
     assert node.state()["gpus"][1]["ecc"]["sram_threshold_exceeded"], "the board keeps it"
 
@@ -133,7 +133,7 @@ result.append(ask(n.nvmlDeviceGetSramEccErrorStatus, gpu(), ctypes.byref(status)
 def test_errors(node: Node, inject: Callable[[Node], None], expected: list[object]) -> None:
     """Faults reach a process that had its handles before, and one GPU's faults are not its neighbour's."""
     child = nvml_child.start(
-        node.library,
+        node.nvml_library,
         """
 one, zero = gpu(1), gpu(0)
 print("ready", flush=True)
@@ -154,17 +154,23 @@ result = [short(ask(f, *a)) for f, a in ((n.nvmlDeviceGetHandleByIndex, (1,)), (
 def test_init_without_driver(node: Node) -> None:
     node.driver_not_loaded()
     with pytest.raises(AssertionError):
-        nvml_child.ask(node.library, "result = 1")
+        nvml_child.ask(node.nvml_library, "result = 1")
 
 
 def test_calls_before_init_and_after_shutdown(node: Node) -> None:
     body = "n.nvmlShutdown()\nresult = [ask(n.nvmlDeviceGetCount)]\nn.nvmlInit()\nresult.append(ask(n.nvmlDeviceGetCount))"
-    assert nvml_child.ask(node.library, body) == [{"error": "NVMLError_Uninitialized: Uninitialized"}, 2]
+    assert nvml_child.ask(node.nvml_library, body) == [{"error": "NVMLError_Uninitialized: Uninitialized"}, 2]
 
 
 def test_error_strings(node: Node) -> None:
     body = "result = [n.nvmlErrorString(code) for code in (0, 3, 15, 19, 999)]"
-    assert nvml_child.ask(node.library, body) == ["Success", "Not Supported", "GPU is lost", "In use by another client", "Unknown Error"]
+    assert nvml_child.ask(node.nvml_library, body) == [
+        "Success",
+        "Not Supported",
+        "GPU is lost",
+        "In use by another client",
+        "Unknown Error",
+    ]
 
 
 TIMED = "began = time.monotonic()\nn.nvmlDeviceGetMemoryInfo(gpu(%d))\nresult = time.monotonic() - began"
@@ -172,13 +178,13 @@ TIMED = "began = time.monotonic()\nn.nvmlDeviceGetMemoryInfo(gpu(%d))\nresult = 
 
 def test_a_call_hangs_for_a_time(node: Node) -> None:
     node.hang("nvmlDeviceGetMemoryInfo", 0.5, 1)
-    assert nvml_child.ask(node.library, TIMED % 1) >= 0.5
-    assert nvml_child.ask(node.library, TIMED % 0) < 0.4, "only that GPU"
+    assert nvml_child.ask(node.nvml_library, TIMED % 1) >= 0.5
+    assert nvml_child.ask(node.nvml_library, TIMED % 0) < 0.4, "only that GPU"
 
 
 def test_everything_hangs_for_ever_until_cleared(node: Node) -> None:
     node.hang("all", None)
-    child = nvml_child.start(node.library, "result = n.nvmlDeviceGetCount()")
+    child = nvml_child.start(node.nvml_library, "result = n.nvmlDeviceGetCount()")
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(0.7)
     node.clear()
@@ -202,7 +208,7 @@ result.append(ask(n.nvmlDeviceRegisterEvents, gpu(), 1 << 40, xids))
 n.nvmlEventSetFree(xids)
 result.append(ask(n.nvmlEventSetWait, xids, 10))
 """
-    child = nvml_child.start(node.library, body)
+    child = nvml_child.start(node.nvml_library, body)
     assert child.stdout is not None
     child.stdout.readline()
     node.xid(0, 48)
@@ -213,7 +219,9 @@ result.append(ask(n.nvmlEventSetWait, xids, 10))
 
 
 def test_persistence(node: Node) -> None:
-    assert nvml_child.ask(node.library, "n.nvmlDeviceSetPersistenceMode(gpu(), 0)\nresult = n.nvmlDeviceGetPersistenceMode(gpu())") == 0
+    assert (
+        nvml_child.ask(node.nvml_library, "n.nvmlDeviceSetPersistenceMode(gpu(), 0)\nresult = n.nvmlDeviceGetPersistenceMode(gpu())") == 0
+    )
     assert [gpu["persistence"] for gpu in node.state()["gpus"]] == [0, 1]
 
 
@@ -225,7 +233,7 @@ result = [n.nvmlDeviceGetIndex(device) for device in (n.nvmlDeviceGetHandleByUUI
 result += [ask(n.nvmlDeviceGetHandleByUUID, b"GPU-1"), ask(n.nvmlDeviceGetHandleByPciBusId, b"seven"), ask(n.nvmlDeviceGetHandleByIndex, 2)]
 """
     invalid = {"error": "NVMLError_InvalidArgument: Invalid Argument"}
-    assert nvml_child.ask(node.library, body) == [1] * 6 + [{"error": "NVMLError_NotFound: Not Found"}, invalid, invalid]
+    assert nvml_child.ask(node.nvml_library, body) == [1] * 6 + [{"error": "NVMLError_NotFound: Not Found"}, invalid, invalid]
 
 
 def test_clear_takes_back_what_was_injected(node: Node) -> None:
@@ -282,11 +290,11 @@ def test_mig_mode(make_node: Callable[..., Node]) -> None:
     body = "result = [n.nvmlDeviceSetMigMode(gpu(), 1), n.nvmlDeviceGetMigMode(gpu()), n.nvmlDeviceGetMaxMigDeviceCount(gpu())]"
     hopper, ampere, busy = make_node("hopper", gpus=1), make_node("ampere", model_name="a100-40", gpus=1), make_node("busy", gpus=1)
     busy.start([0], "train", GIB)
-    assert nvml_child.ask(hopper.library, body) == [0, [1, 1], 7]
-    assert nvml_child.ask(ampere.library, body) == [16, [0, 1], 0]
+    assert nvml_child.ask(hopper.nvml_library, body) == [0, [1, 1], 7]
+    assert nvml_child.ask(ampere.nvml_library, body) == [16, [0, 1], 0]
     ampere.reset(0)
-    assert nvml_child.ask(ampere.library, "result = n.nvmlDeviceGetMigMode(gpu())") == [1, 1]
-    assert nvml_child.ask(busy.library, body) == [19, [0, 1], 0]
+    assert nvml_child.ask(ampere.nvml_library, "result = n.nvmlDeviceGetMigMode(gpu())") == [1, 1]
+    assert nvml_child.ask(busy.nvml_library, body) == [19, [0, 1], 0]
 
 
 WRITER = """
@@ -321,11 +329,11 @@ def test_no_second_interpreter_in_the_process(node: Node) -> None:
         "result = [line.split()[-1] for line in open('/proc/self/maps') if 'libpython' in line and os.path.realpath(sys.executable) != '']"
     )
     shared = "import sysconfig\nresult = bool(sysconfig.get_config_var('Py_ENABLE_SHARED')) and 'libpython' in os.popen('ldd ' + sys.executable).read()"
-    assert bool(nvml_child.ask(node.library, body)) is nvml_child.ask(node.library, shared)
+    assert bool(nvml_child.ask(node.nvml_library, body)) is nvml_child.ask(node.nvml_library, shared)
 
 
 def test_one_library_a_build_and_a_copy_a_node(make_node: Callable[..., Node]) -> None:
     one, two = make_node("one", gpus=1), make_node("two", gpus=3)
-    assert one.library.read_bytes() == two.library.read_bytes()
-    assert [nvml_child.ask(node.library, "result = n.nvmlDeviceGetCount()") for node in (one, two)] == [1, 3]
+    assert one.nvml_library.read_bytes() == two.nvml_library.read_bytes()
+    assert [nvml_child.ask(node.nvml_library, "result = n.nvmlDeviceGetCount()") for node in (one, two)] == [1, 3]
     assert one.state()["gpus"][0]["uuid"] != two.state()["gpus"][0]["uuid"]

@@ -72,7 +72,7 @@ def test_a_pod_has_a_process_with_its_gpus(node: Node) -> None:
     head, _slash, scope = own.rpartition("/")
     assert head.endswith("/gpu-1/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0f5a_1.slice")
     assert scope.startswith("cri-containerd-") and scope.endswith(".scope") and len(scope) == len("cri-containerd-.scope") + 64
-    assert nvml_child.ask(node.library, "result = [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(gpu(1))]") == [
+    assert nvml_child.ask(node.nvml_library, "result = [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(gpu(1))]") == [
         record["0f5a-1"]["pid"]
     ]
     before = node.state()["pods"]
@@ -137,7 +137,7 @@ def serving(cluster: Any, node: Node) -> Iterator[subprocess.Popen[str]]:
 def wait_for_pids(node: Node, count: int, seconds: float = 10) -> list[int]:
     body = "result = sorted(p.pid for i in range(2) for p in n.nvmlDeviceGetComputeRunningProcesses(gpu(i)))"
     until = time.monotonic() + seconds
-    while len(pids := nvml_child.ask(node.library, body)) != count and time.monotonic() < until:
+    while len(pids := nvml_child.ask(node.nvml_library, body)) != count and time.monotonic() < until:
         time.sleep(0.1)
     assert len(pids) == count
     return list(pids)

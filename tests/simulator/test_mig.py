@@ -21,7 +21,7 @@ Waiting = Callable[[Node, str, str], subprocess.Popen[str]]
 
 
 def ask(node: Node, body: str) -> Any:
-    return nvml_child.ask(node.library, nvml_child.MIG + body)
+    return nvml_child.ask(node.nvml_library, nvml_child.MIG + body)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def waiting() -> Iterator[Waiting]:
 
     def start(node: Node, before: str, after: str) -> subprocess.Popen[str]:
         body = f"{nvml_child.MIG}{before}\nprint('ready', flush=True)\nsys.stdin.readline()\n{after}"
-        clients.append(nvml_child.start(node.library, body))
+        clients.append(nvml_child.start(node.nvml_library, body))
         assert clients[-1].stdout is not None
         clients[-1].stdout.readline()
         return clients[-1]

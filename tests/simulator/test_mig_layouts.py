@@ -56,7 +56,7 @@ def test_number_of_layouts(
     """The 19 full layouts of the A100 are those that NVIDIA publishes."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:  # thousands of changes
         node = make_node(root=Path(memory), mig=True, model_name=model, gpus=1)
-        found = nvml_child.ask(node.library, nvml_child.MIG + WALK % profiles, seconds=120)
+        found = nvml_child.ask(node.nvml_library, nvml_child.MIG + WALK % profiles, seconds=120)
     distinct = {tuple(names) for names, _full in found}
     largest = {one for one in distinct if not any(one != other and Counter(one) <= Counter(other) for other in distinct)}
     assert (len(found), sum(is_full for _names, is_full in found), len(distinct), len(largest)) == (layouts, full, multisets, maximal)
@@ -86,17 +86,17 @@ for number in %r:
 )
 def test_orders_of_the_user_guide(a100: Node, order: list[int], expected: list[object]) -> None:
     """Where the driver puts what it is not told where to put: 1g, 1g, 2g leave no half for a 3g, the other way round all fit."""
-    assert nvml_child.ask(a100.library, nvml_child.MIG + IN_ORDER % order) == expected
+    assert nvml_child.ask(a100.nvml_library, nvml_child.MIG + IN_ORDER % order) == expected
 
 
 def test_with_placements_the_order_does_not_matter(a100: Node) -> None:
     body = "result = [where(create(*one))[1:] for one in (('1g.5gb', 0), ('1g.5gb', 1), ('2g.10gb', 2), ('3g.20gb', 4))]"
-    assert nvml_child.ask(a100.library, nvml_child.MIG + body) == [[0, 1], [1, 1], [2, 2], [4, 4]]
+    assert nvml_child.ask(a100.nvml_library, nvml_child.MIG + body) == [[0, 1], [1, 1], [2, 2], [4, 4]]
 
 
 def test_where_a_hopper_puts_its_first_half(make_node: Callable[..., Node]) -> None:
     body = "result = where(create('3g.71gb'))"
-    assert nvml_child.ask(make_node(mig=True, gpus=1).library, nvml_child.MIG + body) == [1, 0, 4]
+    assert nvml_child.ask(make_node(mig=True, gpus=1).nvml_library, nvml_child.MIG + body) == [1, 0, 4]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ for name in {list(expected)}:
         result.setdefault(name, []).append(where(made)[0])
         n.nvmlGpuInstanceDestroy(made)
 """
-    assert nvml_child.ask(node.library, nvml_child.MIG + body) == expected
+    assert nvml_child.ask(node.nvml_library, nvml_child.MIG + body) == expected
 
 
 def test_media_extensions_are_given_once(make_node: Callable[..., Node]) -> None:
@@ -130,7 +130,7 @@ result = [before, left(), [outcome(create, name) for name in %r]]
 """
     for model, names in (("h200-141", ["1g.18gb+me", "1g.18gb"]), ("a30-24", ["1g.6gb+me", "2g.12gb+me", "1g.6gb"])):
         node = make_node(model, mig=True, model_name=model, gpus=1)
-        before, after, outcomes = nvml_child.ask(node.library, nvml_child.MIG + body % (names, names[0], names))
+        before, after, outcomes = nvml_child.ask(node.nvml_library, nvml_child.MIG + body % (names, names[0], names))
         assert before == {"h200-141": [1, 7], "a30-24": [1, 1, 4]}[model]
         assert after == {"h200-141": [0, 6], "a30-24": [0, 0, 3]}[model]
         assert outcomes == ["InsufficientResources"] * (len(names) - 1) + ["ok"]

@@ -27,7 +27,7 @@ NONE = 0xFFFFFFFF
 
 def listed(node: Node) -> list[int]:
     body = "result = [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(gpu(1))]"
-    found: list[int] = nvml_child.ask(node.library, body)
+    found: list[int] = nvml_child.ask(node.nvml_library, body)
     return found
 
 
@@ -50,13 +50,15 @@ def test_a_process_is_what_the_node_tools_look_for(node: Node) -> None:
     own = (mine / "cgroup").read_text(encoding="utf-8").splitlines()[-1].partition("::")[2]
     assert process.cgroup_root() / own.strip("/") == node.cgroups / "system.slice/train.service"
     assert os.readlink(node.path / "proc" / str(pid)) == str(mine)
-    assert nvml_child.ask(node.library, f"result = n.nvmlSystemGetProcessName({pid})") == str(node.path / "bin/train")
+    assert nvml_child.ask(node.nvml_library, f"result = n.nvmlSystemGetProcessName({pid})") == str(node.path / "bin/train")
 
 
 def test_lists_by_kind(node: Node) -> None:
     compute, graphics, mps = (node.start([1], kind, 100 * MIB, kind=kind) for kind in ("compute", "graphics", "mps"))
-    assert nvml_child.ask(node.library, LISTED) == [[[pid, 100, NONE, NONE]] for pid in (compute, graphics, mps)]
-    assert nvml_child.ask(node.library, "m = n.nvmlDeviceGetMemoryInfo(gpu(1))\nresult = [m.used >> 20, m.total - m.used - m.free]") == [
+    assert nvml_child.ask(node.nvml_library, LISTED) == [[[pid, 100, NONE, NONE]] for pid in (compute, graphics, mps)]
+    assert nvml_child.ask(
+        node.nvml_library, "m = n.nvmlDeviceGetMemoryInfo(gpu(1))\nresult = [m.used >> 20, m.total - m.used - m.free]"
+    ) == [
         915,
         0,
     ]
@@ -65,7 +67,7 @@ def test_lists_by_kind(node: Node) -> None:
 def test_grows_and_exits(node: Node) -> None:
     pid = node.start([0, 1], "train", 100 * MIB)
     node.grow(pid, 50 * MIB)
-    assert nvml_child.ask(node.library, LISTED)[0] == [[pid, 150, NONE, NONE]]
+    assert nvml_child.ask(node.nvml_library, LISTED)[0] == [[pid, 150, NONE, NONE]]
     with pytest.raises(SimulatorError, match="MiB free"):
         node.grow(pid, 200_000 * MIB)
     node.exit(pid)

@@ -56,13 +56,6 @@ class Fleet(Controller):
                 child.terminate()
                 child.communicate(timeout=20)
 
-    def message(self, *alerts: Path) -> Path:
-        """One Alertmanager message with the alerts of several."""
-        messages = [json.loads(path.read_text()) for path in alerts]
-        path = self.directory / f"message-{alerts[0].name}"
-        path.write_text(json.dumps({**messages[0], "alerts": [alert for message in messages for alert in message["alerts"]]}))
-        return path
-
     def writes(self, *resources: str, since: str = "") -> list[audit.Entry]:
         """What the collection's account wrote: all, or to some resources ("nodes", "pods/eviction", "leases")."""
         found = self.cluster.audit(verb=audit.WRITES, user=ACCOUNT, since=since or self.begun)

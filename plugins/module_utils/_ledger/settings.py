@@ -84,14 +84,13 @@ class Settings(Outbox):
         with self.write() as connection:
             now, wanted = self.now(), groups_of(groups or {})
             rule, tripped = self._rule(connection), self._tripped(connection)
-            slots = in_window(self._slots(connection, now - timedelta(seconds=rule.window_seconds)), now, rule, self._reset_at(connection))
+            slots = self._slots_that_count(connection, rule)
             if any(slot.node == node for slot in slots):
                 return
             if not tripped:
                 full = overfull(slots, node, wanted, rule)
                 if not full:
-                    names = [asdict(group) for group in wanted]
-                    connection.execute(sa.insert(SLOTS).values(node=node, incident_id=incident_id, groups=names, taken_at=now))
+                    connection.execute(sa.insert(SLOTS), [slot_row(incident_id, Slot(node, now, wanted))])
                     return
                 tripped = self._trip(connection, now, full, rule, node)
         raise BreakerTripped(
@@ -118,6 +117,15 @@ class Settings(Outbox):
         row = self._setting(connection, "breaker_rule")
         return Rule(**row["value"]) if row else Rule()
 
+    def _slots_that_count(self, connection: sa.Connection, rule: Rule) -> list[Slot]:
+        now = self.now()
+        return in_window(self._slots(connection, now - timedelta(seconds=rule.window_seconds)), now, rule, self._reset_at(connection))
+
     def _slots(self, connection: sa.Connection, since: datetime) -> list[Slot]:
         rows = connection.execute(sa.select(SLOTS).where(SLOTS.c.taken_at > since))
         return [Slot(row.node, row.taken_at, [Group(**group) for group in row.groups]) for row in rows]
+
+
+def slot_row(incident_id: str, slot: Slot) -> dict[str, Any]:
+    groups = [asdict(group) for group in slot.groups]
+    return {"node": slot.node, "incident_id": incident_id, "groups": groups, "taken_at": slot.taken_at}

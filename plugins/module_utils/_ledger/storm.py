@@ -13,17 +13,16 @@ one at a time and know every case.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from datetime import timedelta
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Alert
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arrivals import Arrived, How
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.breaker import Slot, groups_of, in_window, overfull
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.breaker import Slot, groups_of, overfull
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import LIVE_STATES
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import TAINT, allows
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Want, from_alert, place_with
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.changes import Change, Changes
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.settings import slot_row
 
 try:
     import sqlalchemy as sa
@@ -133,8 +132,7 @@ class Storm(Changes):
 
     def _slots_for(self, connection: sa.Connection, wants: Mapping[str, tuple[str, str, Mapping[str, Any]]]) -> dict[str, Any]:
         now, rule, granted, new = self.now(), self._rule(connection), {}, []
-        since = now - timedelta(seconds=rule.window_seconds)
-        slots = in_window(self._slots(connection, since), now, rule, self._reset_at(connection))
+        slots = self._slots_that_count(connection, rule)
         have = {slot.node for slot in slots}
         for incident_id, (node, target, groups) in wants.items():
             counted = groups_of(groups)
@@ -143,7 +141,7 @@ class Storm(Changes):
                     continue
                 slots.append(Slot(node, now, counted))
                 have.add(node)
-                new.append({"node": node, "incident_id": incident_id, "groups": [asdict(group) for group in counted], "taken_at": now})
+                new.append(slot_row(incident_id, slots[-1]))
             granted[incident_id] = (node, target, groups)
         if new:
             connection.execute(sa.insert(SLOTS), new)

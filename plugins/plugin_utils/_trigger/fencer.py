@@ -12,11 +12,11 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Optional
+from typing import Any, Optional
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.alertmanager import Alertmanager, AlertmanagerUnavailable
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.alertmanager import AlertmanagerUnavailable
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.argspec import alertmanager_of, prometheus_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.fence import certain_alone, fence
-from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.prometheus import Prometheus
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arrivals import How
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
@@ -29,8 +29,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy imp
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settings import Settings
 
 DEADLINE_SECONDS = 5.0  # then the run goes on, whose taint stage has time to try again
-PROMETHEUS_SECONDS = 2.0
-ALERTMANAGER_SECONDS = 2.0
+ANSWER_SECONDS = 2.0  # of Prometheus, and of Alertmanager
 FRESH = timedelta(seconds=5)  # since a row came in: Alertmanager has just sent it, and sends nothing that is silenced
 
 _LOG = logging.getLogger("gpuops.remediation.alertmanager")
@@ -42,9 +41,8 @@ class Fencer:
     def __init__(self, settings: Settings, ledger: Ledger, policy: Policy) -> None:
         self._settings, self._ledger, self._policy = settings, ledger, policy
         self._limits = Limits.of(settings.limits)
-        self._prometheus = prometheus_of(settings)
-        asked = (settings.alertmanager_urls, ALERTMANAGER_SECONDS, settings.alertmanager_token, settings.alertmanager_ca_file)
-        self._alertmanager = Alertmanager(*asked) if settings.alertmanager_urls else None
+        asked = witnesses(settings)
+        self._prometheus, self._alertmanager = prometheus_of(asked), alertmanager_of(asked)
         self._api: Optional[KubeApi] = None
 
     @staticmethod
@@ -82,7 +80,6 @@ class Fencer:
         return Counter("fenced" if one["fenced"] else "failed" if one["error_kind"] else "not_confirmed" for one in told)
 
 
-def prometheus_of(settings: Settings) -> Optional[Prometheus]:
-    if not settings.prometheus_url:
-        return None
-    return Prometheus(settings.prometheus_url, PROMETHEUS_SECONDS, settings.prometheus_token, settings.prometheus_ca_file)
+def witnesses(settings: Settings) -> dict[str, Any]:
+    """Who is asked, as the modules' options name it."""
+    return {**vars(settings), "prometheus_timeout_seconds": ANSWER_SECONDS, "alertmanager_timeout_seconds": ANSWER_SECONDS}

@@ -71,9 +71,9 @@ def test_no_time_for_a_diagnosis(fleet):
     fleet.set("act")
     lost, link = fleet.alert("lost", 0, 79), fleet.alert("link", 0, 74)
     fleet.before["Fence"] = "kill -KILL 0"
-    assert fleet.remediate(alert_file=fleet.message(lost, link)).status == KILLED
+    assert fleet.remediate(alert_file=fleet.together(lost, link)).status == KILLED
     fleet.before.clear()
-    late = fleet.remediate(alert_file=fleet.message(lost, link), limits={"diagnose_seconds": 0})
+    late = fleet.remediate(alert_file=fleet.together(lost, link), limits={"diagnose_seconds": 0})
 
     assert late.ok, late.output
     found = {one["node"]: one for one in fleet.incidents()}
@@ -108,7 +108,7 @@ def test_a_lock_that_cannot_be_kept(fleet, tmp_path):
 
     times = f"echo >> {tmp_path}/times; [ $(wc -l < {tmp_path}/times) != 2 ]"
     fleet.before = {"Keep the lock": f"{times} || mv {kubeconfig} {away}", "Keep that it failed": f"mv {away} {kubeconfig}"}
-    second = fleet.remediate(alert_file=fleet.message(*alerts))
+    second = fleet.remediate(alert_file=fleet.together(*alerts))
 
     assert second.ok, second.output
     old, new = fleet.incidents()

@@ -72,7 +72,7 @@ def test_what_the_node_says_decides(fleet):
     for gpu in (1, 2):
         fleet.nodes["two"].xid(gpu, 48)
     fleet.objects.taint("well", "node.example/flaky")
-    message = fleet.message(fleet.alert("crash", 0, 13), fleet.alert("well", 0, 79), fleet.alert("two", None, None))
+    message = fleet.together(fleet.alert("crash", 0, 13), fleet.alert("well", 0, 79), fleet.alert("two", None, None))
 
     fleet.before["Open an incident for each further sick GPU, or find it"] = "kill -KILL 0"
     assert fleet.remediate(alert_file=message).status == -9
@@ -100,7 +100,7 @@ def test_the_breaker(fleet):
     for node in nodes:
         node.xid(0, 48)
 
-    run = fleet.remediate(alert_file=fleet.message(*(fleet.alert(name, 0, 48) for name in names)))
+    run = fleet.remediate(alert_file=fleet.together(*(fleet.alert(name, 0, 48) for name in names)))
 
     tainted = [name for name in names if TAINT in fleet.objects.taints(name)]
     assert len(tainted) == len(fleet.writes("nodes")) == 3, run.output

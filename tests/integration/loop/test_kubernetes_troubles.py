@@ -43,7 +43,7 @@ def test_two_incidents_on_a_node_and_an_admin(fleet):
     fleet.objects.cordon("one")
     fleet.set("act")
     freed = fleet.alert("freed", 0, 48)
-    message = fleet.message(fleet.alert("one", 0, 48), fleet.alert("one", 1, 48), fleet.alert("two", 0, 48), freed)
+    message = fleet.together(fleet.alert("one", 0, 48), fleet.alert("one", 1, 48), fleet.alert("two", 0, 48), freed)
     other = fleet.alert("two", 1, 48)
 
     for run in side_by_side(
@@ -126,7 +126,7 @@ def test_a_cluster_in_trouble(fleet, cluster):
         admission(cluster, "leases", Admission(before=take)),
         beside(allow),
     ):
-        run = fleet.remediate(alert_file=fleet.message(*(fleet.alert(name, 0, 48) for name in names)))
+        run = fleet.remediate(alert_file=fleet.together(*(fleet.alert(name, 0, 48) for name in names)))
 
     assert run.ok, run.output
     assert {one["node"]: one["state"] for one in fleet.incidents()} == {
@@ -157,7 +157,7 @@ def test_ten_nodes_at_once(fleet):
 
     with fleet.kubelet():
         wait_until(lambda: fleet.nodes[endless].state()["processes"], "the endless pod's process holds its GPU")
-        run = fleet.remediate(alert_file=fleet.message(*(fleet.alert(name, 0, 48) for name in names)), timeout_seconds=290)
+        run = fleet.remediate(alert_file=fleet.together(*(fleet.alert(name, 0, 48) for name in names)), timeout_seconds=290)
 
     assert run.ok, run.output
     found = {one["node"]: one for one in fleet.incidents()}
@@ -198,7 +198,7 @@ def test_work_that_stays(fleet):
         there.touch()
 
     with fleet.kubelet(), beside(come):
-        run = fleet.remediate(alert_file=fleet.message(*(fleet.alert(name, 0, 48) for name in names)))
+        run = fleet.remediate(alert_file=fleet.together(*(fleet.alert(name, 0, 48) for name in names)))
 
     assert run.ok, run.output
     found = {one["node"]: one for one in fleet.incidents()}
@@ -241,7 +241,7 @@ def test_silent_nodes(fleet):
     }
 
     since = audit.now()
-    both = fleet.remediate(alert_file=fleet.message(fleet.alert("lost", 1, 74), fleet.alert("sick", 1, 74)))
+    both = fleet.remediate(alert_file=fleet.together(fleet.alert("lost", 1, 74), fleet.alert("sick", 1, 74)))
     assert both.ok, both.output
     assert fleet.writes(since=since) == []
     new = fleet.incidents()[2:]
@@ -255,7 +255,7 @@ def test_fences_of_silent_nodes(fleet):
     names = ("lost", "well")
     fleet.gpu_nodes(*names, **CLOSED)
     fleet.set("act")
-    run = fleet.remediate(alert_file=fleet.message(*(fleet.alert(name, 0, 79) for name in names)))
+    run = fleet.remediate(alert_file=fleet.together(*(fleet.alert(name, 0, 79) for name in names)))
 
     assert run.ok, run.output
     held = {one["node"]: one for one in fleet.incidents() if one["kind"] == "fault"}

@@ -58,7 +58,7 @@ def _into_cache(target: Path, produce: str, *command: str | Path) -> Path:
     return target
 
 
-def library(cache: Path) -> Path:
+def nvml_library(cache: Path) -> Path:
     """The built library for the running interpreter."""
     target = cache / "nvml" / _key(*LIBRARY_SOURCES) / SONAME
     if not target.exists():

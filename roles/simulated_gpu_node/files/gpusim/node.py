@@ -57,7 +57,7 @@ class Node:
         self.path = self.root / name
         self.file = StateFile(str(self.path / "state.json"))
         self.kmsg = self.path / "dev" / "kmsg"
-        self.library = self.path / "lib" / build.SONAME
+        self.nvml_library = self.path / "lib" / build.SONAME
         self.modprobe = self.path / "sbin" / "nvidia-modprobe"
         mark = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
         self.cgroups = process.cgroup_root() / f"gpusim-{mark}" / name
@@ -98,10 +98,10 @@ class Node:
         model = load_model(model_name)
         if not 1 <= gpus <= len(model["pci_devices"]):
             raise SimulatorError(f"{model_name} makes nodes of 1 to {len(model['pci_devices'])} GPUs, not {gpus}")
-        built = build.library(self.cache)
+        built = build.nvml_library(self.cache)
         for folder in ("dev/nvidia-caps", "proc/sys/kernel/random", "var/lib/gpuops", "bin"):
             (self.path / folder).mkdir(parents=True)
-        build.copy(built, self.library)
+        build.copy(built, self.nvml_library)
         build.copy(build.HERE / "nvidia-modprobe", self.modprobe)
         (self.path / "model.json").write_text(json.dumps(model, indent=1), encoding="utf-8")
         state: dict[str, Any] = {
@@ -416,7 +416,7 @@ class Node:
         return {
             "ansible_connection": "local", "ansible_python_interpreter": "{{ ansible_playbook_python }}",
             "gpuops_node_name": self.name, "gpuops_sim_state": self.file.path,
-            "gpuops_nvml_library": str(self.library), "gpuops_nvidia_modprobe": str(self.modprobe),
+            "gpuops_nvml_library": str(self.nvml_library), "gpuops_nvidia_modprobe": str(self.modprobe),
             "gpuops_kmsg_path": str(self.kmsg), "gpuops_dev_root": str(self.path / "dev"), "gpuops_proc_root": str(self.path / "proc"),
             "gpuops_state_dir": str(self.path / "var/lib/gpuops"), "gpuops_cgroup_root": str(process.cgroup_root()),
         }  # fmt: skip

@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.argspec import prometheus_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.prometheus import PrometheusUnavailable
-from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.fencer import prometheus_of
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.fencer import witnesses
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.settings import Settings
 from http_answers import answering
 
@@ -14,7 +15,7 @@ from http_answers import answering
 def test_prometheus_gets_its_token():
     with answering() as answers:
         answers.by_path["/api/v1/query"] = {"status": "success", "data": {"resultType": "vector", "result": []}}
-        prometheus = prometheus_of(Settings(("t",), 5055, prometheus_url=answers.url, prometheus_token="s3cret"))
+        prometheus = prometheus_of(witnesses(Settings(("t",), 5055, prometheus_url=answers.url, prometheus_token="s3cret")))
         assert prometheus and prometheus.instant("up") == []
     assert answers.asked[0][2]["Authorization"] == "Bearer s3cret"
 
@@ -22,6 +23,6 @@ def test_prometheus_gets_its_token():
 def test_prometheus_is_known_by_its_authority(tmp_path):
     """A file that is not there is missed, so it is what the certificate is checked by."""
     missing = tmp_path / "ca.crt"
-    prometheus = prometheus_of(Settings(("t",), 5055, prometheus_url="https://127.0.0.1:1", prometheus_ca_file=str(missing)))
+    prometheus = prometheus_of(witnesses(Settings(("t",), 5055, prometheus_url="https://127.0.0.1:1", prometheus_ca_file=str(missing))))
     with pytest.raises(PrometheusUnavailable, match=str(missing)):
         prometheus.instant("up")
