@@ -91,7 +91,7 @@ unsent:
   type: list
   elements: dict
 locks:
-  description: The locks on nodes, as far as the ledger has heard of them.
+  description: The locks on nodes, as far as the ledger has heard of them; one that is not C(live) has lapsed.
   returned: success
   type: list
   elements: dict

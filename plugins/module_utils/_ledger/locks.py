@@ -90,10 +90,12 @@ class Locks(Database):
         with self.read() as connection:
             return self._locks(connection)
 
-    @staticmethod
-    def _locks(connection: sa.Connection) -> list[dict[str, Any]]:
-        rows = connection.execute(sa.select(LOCKS).where(LOCKS.c.holder.is_not(None)).order_by(LOCKS.c.node))
-        return [{"node": row.node, "holder": row.holder, "token": row.token, "expires_at": iso(row.expires_at)} for row in rows]
+    def _locks(self, connection: sa.Connection) -> list[dict[str, Any]]:
+        rows, now = connection.execute(sa.select(LOCKS).where(LOCKS.c.holder.is_not(None)).order_by(LOCKS.c.node)), self.now()
+        return [
+            {"node": row.node, "holder": row.holder, "token": row.token, "expires_at": iso(row.expires_at), "live": row.expires_at > now}
+            for row in rows
+        ]
 
     def _lock(self, connection: sa.Connection, node: str) -> Any:
         return connection.execute(sa.select(LOCKS).where(LOCKS.c.node == node)).first()

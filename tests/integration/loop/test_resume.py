@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import re
@@ -46,7 +47,10 @@ def controller(tmp_path):
 
 
 def test_dies_at_every_point(controller):
-    """S5, S9, S18: killed after every stage, and between a write and its commit; reconcile ends it once nobody holds the node's lock."""
+    """S5, S9, S18: killed after every stage, and between a write and its commit; reconcile ends it once nobody holds the node's lock.
+
+    Each run waits for the lock of the one before to lapse; one of them really does.
+    """
     pid, alert = controller.sick("bare-1")
     for when, task in DEATHS:
         controller.before = {task: "kill -KILL 0"}
@@ -58,6 +62,9 @@ def test_dies_at_every_point(controller):
             assert any("Xid" in line and ": 48, " in line for line in evidence["kernel_log"])
             assert {"train"} == {process["name"] for gpu in evidence["gpus"] for process in gpu["processes"]}
             assert controller.journal("bare-1") == [], "before anything is changed"
+            deadline = controller.incidents()[0]["deadline_at"]
+        elif when != "after detect":
+            lease(controller, "bare-1", 0)
 
     controller.before = {}
     lease(controller, "bare-1", 600)  # not lapsed: for all that reconcile knows, the run is at work
@@ -88,7 +95,7 @@ def test_dies_at_every_point(controller):
         ("kill", "intended"),
         ("kill", "applied"),
     ]
-    assert incident["budget"]["within"]
+    assert incident["budget"]["within"] and incident["deadline_at"] == deadline
 
 
 def test_dies_on_kubernetes(fleet, cluster):
@@ -143,10 +150,9 @@ def test_dies_on_kubernetes(fleet, cluster):
     assert all(known < dt.datetime.fromisoformat(entry.time.replace("Z", "+00:00")) for entry in (taint, *evictions)), "evidence first"
 
 
-def lapse(fleet):
-    """The Lease of whoever died on gpu-1."""
-    long_ago = {"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}}
-    fleet.objects.api.patch("Lease", "gpuops-gpu-1", long_ago, NAMESPACE)
+def lapse(fleet, renewed="2026-01-01"):
+    """The Lease of whoever died on gpu-1; or, renewed on a day to come, of one that lives."""
+    fleet.objects.api.patch("Lease", "gpuops-gpu-1", {"spec": {"renewTime": f"{renewed}T00:00:00.000000Z"}}, NAMESPACE)
 
 
 def lease(controller, node, seconds):
@@ -185,6 +191,88 @@ def test_two_reconciles_at_once(controller, tmp_path, first_ends):
     assert sorted(set(actions)) == sorted(actions), "once"
 
 
+def meeting(tmp_path, task):
+    """What runs do that meet before either takes a lock, and then the one that has it before `task`, by the word in a file."""
+    return {
+        "Read the mode, which may have changed since the incident was opened": f"""
+            touch {tmp_path}/met-$PPID; until [ -e {tmp_path}/go ]; do sleep 0.1; done""",
+        task: f"touch {tmp_path}/works-$PPID; until [ -e {tmp_path}/word ]; do sleep 0.1; done; . {tmp_path}/word",
+    }
+
+
+@contextlib.contextmanager
+def two_of_one_row(controller, tmp_path, alert):
+    """Two runs that read the same row of the inbox before either had decided it: the one that works, and the other."""
+    row = controller.ledger(write=True).receive(alert.read_bytes(), "a webhook")
+    with controller.playing("remediate", inbox_ids=[row], lock_wait_seconds=1) as one:
+        wait_for(tmp_path / f"met-{one.pid}", one)
+        with contextlib.closing(sqlite3.connect(controller.directory / "ledger.db", isolation_level=None)) as ledger:
+            ledger.execute("UPDATE inbox SET handled_at = NULL")
+        with controller.playing("remediate", inbox_ids=[row], lock_wait_seconds=1) as other:
+            wait_for(tmp_path / f"met-{other.pid}", other)
+            (tmp_path / "go").touch()
+            wait_until(lambda: list(tmp_path.glob("works-*")), "one of them works", 120)
+            works, leaves = sorted((one, other), key=lambda run: not (tmp_path / f"works-{run.pid}").exists())
+            yield works, leaves
+
+
+DIES = [pytest.param("", id="the one that works ends it"), pytest.param("kill -KILL 0", id="it dies")]
+
+
+@pytest.mark.parametrize("word", DIES)
+def test_two_runs_of_one_row(controller, tmp_path, word):
+    """S5: one works, the other leaves the node to it, says so, ends well and changes nothing; if the one dies, reconcile goes on."""
+    pid, alert = controller.sick("bare-1")
+    controller.before = meeting(tmp_path, "End them")
+    with two_of_one_row(controller, tmp_path, alert) as (works, leaves):
+        lease(controller, "bare-1", 600)  # as if it renewed it
+        before = written(controller)
+        output = leaves.communicate(timeout=120)[0]
+        assert leaves.returncode == 0 and re.search(r"remediate [0-9a-f]{8} \(.*\) holds the node's lock", output), output
+        assert written(controller) == before and alive(pid)
+        assert re.search(r"at work +remediate [0-9a-f]{8} ", controller.play("status").output)
+        (tmp_path / "word").write_text(word)
+        output = works.communicate(timeout=120)[0]
+        assert works.returncode == (KILLED if word else 0) and not re.search(LOST, output), output
+    if word:
+        lease(controller, "bare-1", 0)
+        controller.before = {}
+        assert controller.play("reconcile").ok
+    [incident] = controller.incidents()
+    assert incident["state"] == "contained" and incident["budget"]["within"], incident["reason"]
+    assert not alive(pid)
+    actions = [(entry["action"], entry["status"]) for entry in controller.journal("bare-1")]
+    assert sorted(set(actions)) == sorted(actions), "once"
+
+
+@pytest.mark.parametrize("word", DIES)
+def test_two_runs_of_one_row_on_kubernetes(fleet, tmp_path, word):
+    """S5: one set of writes, as the API server saw them."""
+    [node] = fleet.gpu_nodes("gpu-1")
+    fleet.set("act")
+    node.xid(0, 136)
+    fleet.before = meeting(tmp_path, "Begin evict")
+    with two_of_one_row(fleet, tmp_path, fleet.alert("gpu-1", 0, 136)) as (works, leaves):
+        lapse(fleet, "2099-01-01")
+        output = leaves.communicate(timeout=120)[0]
+        assert leaves.returncode == 0 and re.search(r"locked by remediate [0-9a-f]{8} \(", output), output
+        [lock] = fleet.ledger().overview()["locks"]
+        lease_of = fleet.objects.api.get("Lease", "gpuops-gpu-1", NAMESPACE)["spec"]["holderIdentity"]
+        file = json.loads((Path(fleet.host_variables["gpu-1"]["gpuops_state_dir"]) / "lock.json").read_text())
+        assert {lock["holder"], lease_of, file["holder"]} == {lease_of}, "everywhere the same"
+        (tmp_path / "word").write_text(word)
+        output = works.communicate(timeout=120)[0]
+        assert works.returncode == (KILLED if word else 0) and not re.search(LOST, output), output
+    if word:
+        lapse(fleet)
+        fleet.before = {}
+        assert fleet.play("reconcile").ok
+    [incident] = fleet.incidents()
+    assert incident["state"] == "contained", incident["reason"]
+    assert [(entry.name, entry.code) for entry in fleet.writes("nodes")] == [("gpu-1", 200)]
+    assert [change["status"] for change in incident["changes"]] == ["applied"]
+
+
 def test_reconcile_tells_before_it_turns_to_the_nodes(controller, tmp_path):
     """Of those that wait it takes the oldest, as many as there is room for; people and monitoring hear of it before the first node is done."""
     controller.variables["gpuops_max_parallel_nodes"] = 1
@@ -212,6 +300,7 @@ def test_sleeper_stops_where_another_took_over(controller, tmp_path, task):
     with controller.playing("remediate", alert_file=alert) as sleeper:
         wait_for(tmp_path / "asleep", sleeper)
         controller.before = {}
+        lease(controller, "bare-1", 0)
         taken = controller.remediate(alert_file=alert)
         before = written(controller)
         (tmp_path / "awake").touch()

@@ -115,6 +115,15 @@ def test_nodes_are_apart(ledger):
     assert [(one["node"], one["holder"]) for one in ledger.locks()] == [("gpu-1", "run-1"), ("gpu-2", "run-2")]
 
 
+def test_who_works_where(ledger, clock):
+    """What died is not at work."""
+    ledger.take_lock("gpu-1", "run-1")
+    clock.on(20)
+    ledger.take_lock("gpu-2", "run-2")
+    clock.on(20)
+    assert [(one["node"], one["live"]) for one in ledger.locks()] == [("gpu-1", False), ("gpu-2", True)]
+
+
 def test_the_mirror_of_other_locks(ledger, clock):
     """S5: while the node is silent, the ledger's own lock goes on from what it has heard."""
     ledger.record_lock("gpu-1", "run-1", 7, clock() + timedelta(seconds=30))
