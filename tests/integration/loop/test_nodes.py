@@ -128,3 +128,20 @@ def test_silence_is_not_a_verdict(controller):
     assert {incident["state"] for incident in incidents.values()} == {"held_for_human"}
     assert all("look at the controller first" in incident["reason"] and not incident["changes"] for incident in incidents.values())
     assert troubles.alive() == {"silent-1", "silent-2", "silent-3"}
+
+
+def test_a_silent_node_that_another_run_works_on(controller):
+    """S5, S12: of several silent nodes it is left to that run; it counts, and the others are people's."""
+    troubles = Troubles(controller)
+    for name in ("silent-1", "silent-2"):
+        troubles.add(name)
+        unreachable(controller, name)
+    ledger = controller.ledger(write=True)
+    token = ledger.take_lock("silent-1", "another", lease_seconds=600)
+    incidents = {node: incident for (node, _gpu), incident in troubles.remediate().items()}
+    assert {node: one["state"] for node, one in incidents.items() if one["kind"] == "fault"} == {
+        "silent-1": "running",
+        "silent-2": "held_for_human",
+    }
+    assert [one["nodes"] for one in incidents.values() if one["kind"] == "group"] == [["silent-1", "silent-2"]]
+    assert [(lock["node"], lock["token"]) for lock in ledger.locks()] == [("silent-1", token)], "and no lock is kept"
