@@ -12,8 +12,8 @@ one at a time and know every case.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Alert
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arrivals import Arrived, How
@@ -22,6 +22,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import TAINT, allows
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Want, from_alert, place_with
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.changes import Change, Changes
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.chunks import chunks
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.settings import slot_row
 
 try:
@@ -38,6 +39,7 @@ except ImportError:  # said by _ledger.database
     pass
 
 Records = list[dict[str, Any]]
+Value = TypeVar("Value", int, str)
 
 
 class Storm(Changes):
@@ -60,11 +62,13 @@ class Storm(Changes):
     @staticmethod
     def _known(connection: sa.Connection, wants: Sequence[Want]) -> set[str]:
         """The nodes, by UID and by name, that have or had an incident, and the fingerprints that were seen."""
-        uids, nodes = {want.place.uid for want in wants}, {want.place.node for want in wants}
-        prints = {want.alert.fingerprint for want in wants if want.alert}
-        rows = sa.select(INCIDENTS.c.node_uid, INCIDENTS.c.node).where(sa.or_(INCIDENTS.c.node_uid.in_(uids), INCIDENTS.c.node.in_(nodes)))
-        known = {name for row in connection.execute(rows) for name in row}
-        return known | set(connection.execute(sa.select(ALERTS.c.fingerprint).where(ALERTS.c.fingerprint.in_(prints))).scalars())
+        rows, seen = sa.select(INCIDENTS.c.node_uid, INCIDENTS.c.node), sa.select(ALERTS.c.fingerprint)
+        found = [
+            *_among(connection, rows, INCIDENTS.c.node_uid, {want.place.uid for want in wants}),
+            *_among(connection, rows, INCIDENTS.c.node, {want.place.node for want in wants}),
+            *_among(connection, seen, ALERTS.c.fingerprint, {want.alert.fingerprint for want in wants if want.alert}),
+        ]
+        return {name for row in found for name in row}
 
     def _open_new(self, connection: sa.Connection, wants: Sequence[Want], how: How) -> Records:
         rows, mode = [], self._mode(connection)
@@ -90,8 +94,7 @@ class Storm(Changes):
         )
         if room < len(wants):
             self._tell_of_waiting(connection)
-        stored = sa.select(INCIDENTS).where(INCIDENTS.c.id.in_([row["id"] for row in rows]))
-        by_id = {row.id: row for row in connection.execute(stored)}
+        by_id = {row.id: row for row in _among(connection, sa.select(INCIDENTS), INCIDENTS.c.id, [row["id"] for row in rows])}
         return [self._record_of(by_id[row["id"]], (), found=False) for row in rows]
 
     def grant(self, wants: Mapping[str, tuple[str, str, Mapping[str, Any]]], wanted: Any) -> dict[str, Change]:
@@ -102,10 +105,10 @@ class Storm(Changes):
         with self.write() as connection:
             if self.check_mode or not allows(self._mode(connection), TAINT) or self._tripped(connection) is not None:
                 return {}
-            live = sa.select(INCIDENTS.c.id).where(INCIDENTS.c.id.in_(wants), INCIDENTS.c.state.in_(LIVE_STATES))
+            live = sa.select(INCIDENTS.c.id).where(INCIDENTS.c.state.in_(LIVE_STATES))
             targets = [target for _node, target, _groups in wants.values()]
-            taken = set(connection.execute(sa.select(CHANGES.c.open_target).where(CHANGES.c.open_target.in_(targets))).scalars())
-            may = set(connection.execute(live).scalars())
+            taken = {row.open_target for row in _among(connection, sa.select(CHANGES.c.open_target), CHANGES.c.open_target, targets)}
+            may = {row.id for row in _among(connection, live, INCIDENTS.c.id, wants)}
             granted = {name: want for name, want in wants.items() if name in may and want[1] not in taken}
             granted = self._slots_for(connection, granted)
             now = self.now()
@@ -124,8 +127,8 @@ class Storm(Changes):
             if not rows:
                 return {}
             connection.execute(sa.insert(CHANGES), rows)
-            made = sa.select(CHANGES).where(CHANGES.c.open_target.in_([row["target"] for row in rows]))
-            changes = {row.incident_id: self._change_of(row, [row.incident_id]) for row in connection.execute(made)}
+            made = _among(connection, sa.select(CHANGES), CHANGES.c.open_target, [row["target"] for row in rows])
+            changes = {row.incident_id: self._change_of(row, [row.incident_id]) for row in made}
             owners = [{"change_id": change.id, "incident_id": incident_id, "since": now} for incident_id, change in changes.items()]
             connection.execute(sa.insert(OWNERS), owners)
             return changes
@@ -149,21 +152,21 @@ class Storm(Changes):
 
     def all_applied(self, changes: Iterable[Change], after: Any) -> set[int]:
         """These changes were made, read back, and all look alike. The ids of those that still stand: others were undone by a release meanwhile."""
-        ids = [change.id for change in changes]
-        standing = (CHANGES.c.id.in_(ids), CHANGES.c.open_target.is_not(None))
+        ids, stands = [change.id for change in changes], CHANGES.c.open_target.is_not(None)
+        made = sa.update(CHANGES).where(stands, CHANGES.c.status == "intended").values(status="applied", after=after, applied_at=self.now())
         with self.write() as connection:
-            made = sa.update(CHANGES).where(*standing, CHANGES.c.status == "intended")
-            connection.execute(made.values(status="applied", after=after, applied_at=self.now()))
-            return set(connection.execute(sa.select(CHANGES.c.id).where(*standing)).scalars())
+            for some in chunks(ids):
+                connection.execute(made.where(CHANGES.c.id.in_(some)))
+            return {row.id for row in _among(connection, sa.select(CHANGES.c.id).where(stands), CHANGES.c.id, ids)}
 
     def detected(self, told: Mapping[str, tuple[Mapping[str, Any], str]]) -> None:
         """What was weighed before anybody looked at the node, and in words why, as the stage that it is."""
         with self.write() as connection:
             now = self.now()
             have = sa.select(STAGES.c.incident_id).join(INCIDENTS, STAGES.c.incident_id == INCIDENTS.c.id)
-            have = have.where(STAGES.c.incident_id.in_(told), STAGES.c.round == INCIDENTS.c.round, STAGES.c.name == "detect")
-            done = set(connection.execute(have).scalars())
-            rounds = sa.select(INCIDENTS.c.id, INCIDENTS.c.round, INCIDENTS.c.received_at).where(INCIDENTS.c.id.in_(told))
+            have = have.where(STAGES.c.round == INCIDENTS.c.round, STAGES.c.name == "detect")
+            done = {row.incident_id for row in _among(connection, have, STAGES.c.incident_id, told)}
+            rounds = sa.select(INCIDENTS.c.id, INCIDENTS.c.round, INCIDENTS.c.received_at)
             rows = [
                 {
                     "incident_id": row.id,
@@ -177,8 +180,14 @@ class Storm(Changes):
                     "started_at": row.received_at,
                     "finished_at": now,
                 }
-                for row in connection.execute(rounds)
+                for row in _among(connection, rounds, INCIDENTS.c.id, told)
                 if row.id not in done
             ]
             if rows:
                 connection.execute(sa.insert(STAGES), rows)
+
+
+def _among(connection: sa.Connection, rows: Any, column: Any, values: Iterable[Value]) -> Iterator[Any]:
+    """The rows with one of many values in a column."""
+    for some in chunks(values):
+        yield from connection.execute(rows.where(column.in_(some)))

@@ -14,7 +14,9 @@ from datetime import timedelta
 import pytest
 import sqlalchemy as sa
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import DEFAULT_LABELS
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import Parcel
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.arrivals import How
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import Parcel, parcels
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger import chunks
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import INBOX, INCIDENTS
 from ledgers import NOON, by_hand, opened
@@ -66,6 +68,28 @@ def test_many_incidents_are_forgotten(narrow, clock):
     clock.on(timedelta(days=91).total_seconds())
     assert narrow.prune(90) > MANY
     assert narrow.overview(closed=True)["incidents"] == []
+
+
+def test_many_new_nodes_are_fenced_at_once(narrow):
+    """S8, S9: opened, granted, applied and weighed, each in one transaction."""
+    narrow.configure("fence", {"nodes": MANY}, False, "tests", "the test needs it")
+    names = [f"gpu-{number}" for number in range(MANY)]
+    alerts = [
+        {
+            "status": "firing",
+            "labels": {"alertname": "GpuXid", "node": name, "xid": "79"},
+            "startsAt": "2026-11-29T11:59:30Z",
+            "fingerprint": f"{number:016x}",
+        }
+        for number, name in enumerate(names)
+    ]
+    kept = narrow.keep([(one, "t") for one in parcels(json.dumps({"version": "4", "alerts": alerts}).encode())])
+    records = narrow.open_some([row.inbox_id for row in kept], How(dict.fromkeys(names), DEFAULT_LABELS, Limits(), 0), lambda alert: True)
+    asked = {one["id"]: (one["node"], f"node/{one['node']}/taint/x", {}) for one in records}
+    granted = narrow.grant(asked, {"key": "x"})
+    assert len(records) == len(granted) == len(narrow.all_applied(granted.values(), {})) == MANY
+    narrow.detected(dict.fromkeys(asked, ({"fenced": True}, "because")))
+    assert narrow.incident(records[-1]["id"])["stages"]["detect"]["data"]["fenced"]
 
 
 def test_what_waits_is_not_read_at_once(ledger, monkeypatch):
