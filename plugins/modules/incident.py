@@ -49,7 +49,8 @@ options:
       released: Say that everything was undone and the GPU is back in service. Refused while a change of the incident stands.
       absorbed: Take over the ledgers in O(ledger_dir), kept while this one was away, and remove their files.
       listed: Keep O(inventory), which was read just now, for the event source, which has none.
-      reconciled: Note that a reconcile is at work or has got to its end, so that monitoring sees when none is any more. Changes nothing else.
+      reconciling: Note that a reconcile is at work, for monitoring. Changes nothing else.
+      reconciled: Note that a reconcile has got to its end, so that monitoring sees when none does any more. Changes nothing else.
       pruned: Forget what is older than O(older_than_days). Open incidents, unsent notifications and the last word on each GPU (a release, or a human's) stay.
   alert_file:
     description: A file with a message of Alertmanager's webhook (version 4). Its alerts count as received now.
@@ -332,7 +333,7 @@ SPEC = {
         **LEDGER_SPEC,
         **LEDGER_LOCK_SPEC,
         **ALERTMANAGER_SPEC,
-        "state": {"default": "opened", "choices": ["opened", "closed", "released", "absorbed", "listed", "reconciled", "pruned"]},
+        "state": {"default": "opened", "choices": ["opened", "closed", "released", "absorbed", "listed", "reconciling", "reconciled", "pruned"]},
         "alert_file": {"type": "path"},
         "inbox_ids": {"type": "list", "elements": "int"},
         "incident_ids": {"type": "list", "elements": "str"},
@@ -371,8 +372,8 @@ def run(params, check_mode):
     ledger = open_ledger_under_lock(params, check_mode)
     if params["state"] == "absorbed":
         return absorbed(ledger, params["ledger_dir"])
-    if params["state"] == "reconciled":
-        ledger.reconciled()
+    if params["state"] in ("reconciling", "reconciled"):
+        ledger.reconciling() if params["state"] == "reconciling" else ledger.reconciled()
         return {"changed": False}
     if params["state"] == "listed":
         return {"changed": ledger.keep_nodes(params["inventory"])}

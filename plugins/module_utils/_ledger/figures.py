@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import OPEN_STATES
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.settings import HEARTBEAT, Settings
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.settings import AT_WORK, ENDED, HEARTBEATS, Settings
 
 try:
     import sqlalchemy as sa
@@ -26,11 +26,15 @@ except ImportError:  # said by _ledger.database
 
 @dataclass(frozen=True)
 class Figures:
-    """outbox_since: when the oldest notification was written that is not sent. open_incidents: how many, by state."""
+    """outbox_since: when the oldest notification was written that is not sent. open_incidents: how many, by state.
+
+    reconcile_seen_at: when a reconcile last turned to the nodes, or ended. reconciled_at: when one last ended.
+    """
 
     mode: str
     breaker_tripped: bool
     outbox_since: Optional[datetime]
+    reconcile_seen_at: Optional[datetime]
     reconciled_at: Optional[datetime]
     open_incidents: Mapping[str, int]
 
@@ -40,18 +44,27 @@ class Watched(Settings):
         by_state = sa.select(INCIDENTS.c.state, sa.func.count()).where(INCIDENTS.c.open_key.is_not(None)).group_by(INCIDENTS.c.state)
         unsent = sa.select(OUTBOX.c.created_at).where(OUTBOX.c.sent_at.is_(None)).order_by(OUTBOX.c.created_at).limit(1)
         with self.read() as connection:
-            reconciled = self._setting(connection, HEARTBEAT)
+            beats = [self._setting(connection, name) for name in HEARTBEATS]
             counts = {row[0]: row[1] for row in connection.execute(by_state)}
             return Figures(
                 self._mode(connection),
                 self._tripped(connection) is not None,
                 connection.execute(unsent).scalar(),
-                reconciled["set_at"] if reconciled else None,
+                *(beat["set_at"] if beat else None for beat in beats),
                 {state: counts.get(state, 0) for state in sorted(OPEN_STATES)},
             )
 
+    def reconciling(self) -> None:
+        """A reconcile is at work."""
+        self._beat(AT_WORK)
+
     def reconciled(self) -> None:
-        """A reconcile is at work, or has got to its end. Only the last one counts: the row takes the place of the one before."""
+        """It has got to its end."""
+        self._beat(AT_WORK, ENDED)
+
+    def _beat(self, *names: str) -> None:
+        """Only the last one counts: the row takes the place of the one before."""
         with self.write() as connection:
-            connection.execute(sa.delete(SETTINGS).where(SETTINGS.c.name == HEARTBEAT))
-            self._set(connection, HEARTBEAT, True, platform.node(), "a reconcile is at work")
+            connection.execute(sa.delete(SETTINGS).where(SETTINGS.c.name.in_(names)))
+            for name in names:
+                self._set(connection, name, True, platform.node(), "a sign of a reconcile")

@@ -57,15 +57,16 @@ class LedgerMetrics:
         for state, count in figures.open_incidents.items():
             incidents.add_metric([state], count)
         waits = time.time() - figures.outbox_since.timestamp() if figures.outbox_since else 0.0
-        reconciled = figures.reconciled_at.timestamp() if figures.reconciled_at else 0.0
+        seen, ended = (at.timestamp() if at else 0.0 for at in (figures.reconcile_seen_at, figures.reconciled_at))
         yield from (mode, incidents)
         yield Gauge("gpuops_breaker_tripped", "Whether the breaker has tripped", figures.breaker_tripped)
         yield Gauge("gpuops_outbox_oldest_seconds", "Age of the oldest notification that is not sent", waits)
         yield Gauge(
             "gpuops_reconcile_last_timestamp_seconds",
             "When a reconcile last turned to the nodes or got to its end; 0 for never",
-            reconciled,
+            seen,
         )
+        yield Gauge("gpuops_reconcile_last_success_timestamp_seconds", "When a reconcile last got to its end; 0 for never", ended)
 
 
 class Metrics:

@@ -40,9 +40,10 @@ def test_a_gpu_that_falls_off_the_bus(fleet, tmp_path):
         assert fleet.objects.taints("gpu-1") == [TAINT]
         assert fleet.objects.taints("gpu-2") == []
         wait_until(lambda: prometheus.query('gpuops_incidents_open{state="contained"} == 1'), "the responder's own word on it")
-        assert prometheus.query("gpuops_reconcile_last_timestamp_seconds > 0")
+        wait_until(lambda: prometheus.query("gpuops_reconcile_last_success_timestamp_seconds > 0"), "a reconcile's end")
         assert pipeline.rulebook.metric('gpuops_trigger_fences_total{outcome="fenced"}') == 1
-        assert {one["labels"]["alertname"] for one in prometheus.firing()} == {"GpuXidFatal", "GpuopsWatchdog"}
+        fires = {"GpuXidFatal", "GpuopsWatchdog"}
+        wait_until(lambda: {one["labels"]["alertname"] for one in prometheus.firing()} == fires, "nothing else fires")
         [incident] = fleet.incidents()
         assert incident["budget"]["within"] and incident["verdict"]["certainty"] == "certain"
 

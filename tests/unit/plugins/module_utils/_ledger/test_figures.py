@@ -11,7 +11,7 @@ NOBODY = {"contained": 0, "fenced_waiting": 0, "held_for_human": 0, "quarantined
 
 
 def test_a_new_ledger(ledger):
-    assert ledger.figures() == Figures("observe", False, None, None, NOBODY)
+    assert ledger.figures() == Figures("observe", False, None, None, None, NOBODY)
 
 
 def test_what_has_happened(ledger, clock):
@@ -42,5 +42,9 @@ def test_only_the_last_reconcile_is_kept_and_it_is_no_setting(ledger, clock):
     for _timer in range(30):
         clock.on(300)
         ledger.reconciled()
-    assert ledger.figures().reconciled_at == clock.now
+    ended = clock.now
+    clock.on(60)
+    ledger.reconciling()
+    figures = ledger.figures()
+    assert (figures.reconcile_seen_at, figures.reconciled_at) == (clock.now, ended)
     assert ledger.settings_history() == settings

@@ -15,7 +15,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.figures
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger import metrics
 
 NOW = datetime.now(timezone.utc)
-FIGURES = Figures("act", True, NOW, NOW, {"contained": 2, "running": 0})
+FIGURES = Figures("act", True, NOW, NOW, NOW - timedelta(seconds=60), {"contained": 2, "running": 0})
 
 
 def shown(text):
@@ -31,6 +31,7 @@ def test_what_the_ledger_says():
     found = scrape(lambda: replace(FIGURES, outbox_since=since))
     assert 90 <= found.pop("gpuops_outbox_oldest_seconds") < 150
     assert found.pop("gpuops_reconcile_last_timestamp_seconds") == pytest.approx(NOW.timestamp())
+    assert found.pop("gpuops_reconcile_last_success_timestamp_seconds") == pytest.approx(NOW.timestamp() - 60)
     ours = ("gpuops_ledger_up", "gpuops_mode", "gpuops_incidents", "gpuops_breaker")
     assert {name: value for name, value in found.items() if name.startswith(ours)} == {
         "gpuops_ledger_up": 1, 'gpuops_mode{mode="act"}': 1, "gpuops_breaker_tripped": 1,
