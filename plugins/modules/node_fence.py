@@ -13,7 +13,7 @@ description:
     runs there is touched; the diagnosis confirms the fence or lifts it.
   - Where O(prometheus_url) is given, Prometheus is asked once for all of them, and only what the node's own exporter says too is fenced. What
     Prometheus does not confirm, and all of it while Prometheus does not answer, is left to the diagnosis.
-  - What was weighed is stored with the incident as its stage C(detect). The event source does the same, under the same rules, before any
+  - What was weighed is stored with the incident, with its stage C(detect). The event source does the same, under the same rules, before any
     playbook runs; its incidents are skipped here.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)

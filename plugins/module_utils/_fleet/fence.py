@@ -93,9 +93,9 @@ def fence(
 ) -> list[dict[str, Any]]:
     """Fence what is certainly lost among new incidents that nobody has looked at yet; a result for each that was weighed.
 
-    What was fenced or contradicted is stored as the stage detect. All else is too where this is the last to try, or whoever comes next tries again.
+    What was fenced or contradicted is stored with the stage detect. All else is too where this is the last to try, or whoever comes next tries again.
     """
-    fresh = [one for one in incidents if one["kind"] == "fault" and one["round"] == 1 and not one["resume"] and not one["stages"]]
+    fresh = [one for one in incidents if _is_fresh(one)]
     if not fresh or not allows(ledger.mode(), TAINT):
         return []
     weighed = weigh(fresh, policy, prometheus, ledger.now())
@@ -106,6 +106,13 @@ def fence(
     settled = [one for one in told if last or one["fenced"] or one["witness"] == witness.CONTRADICTED]
     ledger.detected({one["incident_id"]: ({name: one[name] for name in names}, one["reason"]) for one in settled})
     return told
+
+
+def _is_fresh(incident: Record) -> bool:
+    """Opened, not weighed, and nothing since."""
+    stages = incident["stages"]
+    weighed = stages.get("detect", {}).get("data")
+    return incident["kind"] == "fault" and incident["round"] == 1 and not (incident["resume"] or weighed or set(stages) - {"detect"})
 
 
 def _fence(target: Record) -> fences.Fence:

@@ -86,6 +86,14 @@ class Want:
         return not self.group_kind and (self.gpu == NODE_WIDE or self.gpu.startswith("index:"))
 
     @property
+    def words(self) -> str:
+        """What asks for it, for people."""
+        if self.alert is None:
+            return "asked for by name"
+        xid = "" if self.alert.xid is None else ", Xid %d" % self.alert.xid
+        return "alert %s%s%s" % (self.alert.name or self.alert.fingerprint, xid, ", over by then" if self.alert.hint else "")
+
+    @property
     def starts_at(self) -> Optional[datetime]:
         return self.alert.starts_at if self.alert else None
 

@@ -183,6 +183,7 @@ class Incidents(Settings):
                 deadline_at=at,
                 mode=self._mode(connection),
             )
+            self._detected(connection, row, want.words if want else "taken up anew", want.received_at if want else self.now())
             if self.check_mode:
                 return Opening("found", predicted(self._record(connection, row)))
         elif want and _is_more(want.alert, row) and row.state in LIVE_STATES:
@@ -245,12 +246,33 @@ class Incidents(Settings):
     def _opened(self, connection: sa.Connection, want: Want, limits: Limits, max_running: int) -> Opening:
         waits = bool(max_running) and self._running(connection) - self.check_mode >= max_running
         row = self._insert(connection, want, limits, state="fenced_waiting" if waits else "running")
+        self._detected(connection, row, want.words, want.received_at)
         if not want.place.managed:
             row = self._end(connection, row, "no_action", "the node is opted out")
         elif waits:
             self._tell_of_waiting(connection)
         record = self._record(connection, row, found=False)
         return Opening("opened", predicted(record) if self.check_mode else record)
+
+    def _detected(self, connection: sa.Connection, row: Any, words: str, since: datetime) -> None:
+        """The first stage is over with the opening; a group has none."""
+        if row.kind == "fault":
+            connection.execute(sa.insert(STAGES).values(**self._detect(row.id, row.round, words, since)))
+
+    def _detect(self, incident_id: str, in_round: int, words: str, since: datetime) -> Record:
+        """The stage's row; what is weighed for a fence comes later, if anything is."""
+        return {
+            "incident_id": incident_id,
+            "round": in_round,
+            "name": "detect",
+            "state": "finished",
+            "attempts": 1,
+            "outcome": "ok",
+            "reason": words,
+            "data": {},
+            "started_at": since,
+            "finished_at": self.now(),
+        }
 
     @staticmethod
     def _running(connection: sa.Connection) -> int:

@@ -94,8 +94,13 @@ class Storm(Changes):
         )
         if room < len(wants):
             self._tell_of_waiting(connection)
-        by_id = {row.id: row for row in _among(connection, sa.select(INCIDENTS), INCIDENTS.c.id, [row["id"] for row in rows])}
-        return [self._record_of(by_id[row["id"]], (), found=False) for row in rows]
+        connection.execute(
+            sa.insert(STAGES), [self._detect(row["id"], row["round"], want.words, want.received_at) for want, row in zip(wants, rows)]
+        )
+        ids = [row["id"] for row in rows]
+        stored = {row.id: row for row in _among(connection, sa.select(INCIDENTS), INCIDENTS.c.id, ids)}
+        stages = {row.incident_id: row for row in _among(connection, sa.select(STAGES), STAGES.c.incident_id, ids)}
+        return [self._record_of(stored[one], [stages[one]], found=False) for one in ids]
 
     def grant(self, wants: Mapping[str, tuple[str, str, Mapping[str, Any]]], wanted: Any) -> dict[str, Change]:
         """Taints that are allowed, counted and on record now, by incident: of those in `wants` (node, target, groups) where nothing stands yet.
@@ -160,31 +165,19 @@ class Storm(Changes):
             return {row.id for row in _among(connection, sa.select(CHANGES.c.id).where(stands), CHANGES.c.id, ids)}
 
     def detected(self, told: Mapping[str, tuple[Mapping[str, Any], str]]) -> None:
-        """What was weighed before anybody looked at the node, and in words why, as the stage that it is."""
+        """What was weighed before anybody looked at the node, and in words why, kept with the stage that it belongs to."""
+        here = sa.select(STAGES.c.incident_id, STAGES.c.round, STAGES.c.data).join(INCIDENTS, STAGES.c.incident_id == INCIDENTS.c.id)
+        here = here.where(STAGES.c.round == INCIDENTS.c.round, STAGES.c.name == "detect")
+        same = (STAGES.c.incident_id == sa.bindparam("incident"), STAGES.c.round == sa.bindparam("in_round"), STAGES.c.name == "detect")
+        words, data = sa.bindparam("words"), sa.bindparam("weighed", type_=STAGES.c.data.type)
         with self.write() as connection:
-            now = self.now()
-            have = sa.select(STAGES.c.incident_id).join(INCIDENTS, STAGES.c.incident_id == INCIDENTS.c.id)
-            have = have.where(STAGES.c.round == INCIDENTS.c.round, STAGES.c.name == "detect")
-            done = {row.incident_id for row in _among(connection, have, STAGES.c.incident_id, told)}
-            rounds = sa.select(INCIDENTS.c.id, INCIDENTS.c.round, INCIDENTS.c.received_at)
             rows = [
-                {
-                    "incident_id": row.id,
-                    "round": row.round,
-                    "name": "detect",
-                    "state": "finished",
-                    "attempts": 1,
-                    "outcome": "ok",
-                    "reason": told[row.id][1],
-                    "data": dict(told[row.id][0]),
-                    "started_at": row.received_at,
-                    "finished_at": now,
-                }
-                for row in _among(connection, rounds, INCIDENTS.c.id, told)
-                if row.id not in done
+                {"incident": row.incident_id, "in_round": row.round, "words": told[row.incident_id][1], "weighed": dict(told[row.incident_id][0])}
+                for row in _among(connection, here, STAGES.c.incident_id, told)
+                if not row.data
             ]
             if rows:
-                connection.execute(sa.insert(STAGES), rows)
+                connection.execute(sa.update(STAGES).where(*same).values(reason=words, data=data, finished_at=self.now()), rows)
 
 
 def _among(connection: sa.Connection, rows: Any, column: Any, values: Iterable[Value]) -> Iterator[Any]:

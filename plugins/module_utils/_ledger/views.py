@@ -95,7 +95,8 @@ class Views(Inbox, Locks):
         changes = [change.record() for change in self.changes(incident_id)]
         with self.read() as connection:
             row = self._incident(connection, incident_id)
-            stages = connection.execute(sa.select(STAGES).where(STAGES.c.incident_id == row.id).order_by(STAGES.c.started_at)).all()
+            mine = sa.select(STAGES).where(STAGES.c.incident_id == row.id).order_by(STAGES.c.round, STAGES.c.started_at)
+            stages = connection.execute(mine).all()
             told = connection.execute(sa.select(OUTBOX).where(OUTBOX.c.incident_id == row.id).order_by(OUTBOX.c.id)).all()
             spent = max(0.0, ((row.ended_at or self.now()) - row.clock_at).total_seconds())
             total = (row.deadline_at - row.clock_at).total_seconds()

@@ -81,6 +81,7 @@ def test_breaking_the_glass(controller, tmp_path):
     assert incidents.keys() == {"no_action", "contained"} and incidents["no_action"]["id"] == known["id"]
     incident = incidents["contained"]
     assert [(one["stage"], one["outcome"]) for one in incident["timeline"]] == [
+        ("detect", "ok"),
         ("diagnose", "ok"),
         ("isolate", "ok"),
         ("taint", "skipped"),

@@ -79,6 +79,7 @@ def test_dies_at_every_point(controller):
     [incident] = controller.incidents()
     assert incident["state"] == "contained", incident["reason"]
     assert {name: stage["outcome"] for name, stage in incident["stages"].items()} == {
+        "detect": "ok",
         "diagnose": "ok",
         "isolate": "ok",
         "taint": "skipped",

@@ -23,7 +23,8 @@ def test_one_incident(tmp_path):
     for check_mode in (True, False):
         seen = run_module(incident_info.main, check_mode=check_mode, ledger_url=url, incident_id=incident_id)
         assert [one["id"] for one in seen["incidents"]] == [incident_id]
-        assert (seen["incident"]["timeline"], seen["incident"]["budget"]["seconds"]) == ([], 720)
+        assert [one["stage"] for one in seen["incident"]["timeline"]] == ["detect"]
+        assert seen["incident"]["budget"]["seconds"] == 720
     ledger.close_incident(incident_id, "no_action")
     assert run_module(incident_info.main, ledger_url=url)["incidents"] == []
     assert len(run_module(incident_info.main, ledger_url=url, closed=True, node="gpu-1")["incidents"]) == 1

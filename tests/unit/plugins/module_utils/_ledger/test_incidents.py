@@ -420,7 +420,7 @@ def test_what_the_breaker_held_is_diagnosed_anew_after_the_reset(ledger, clock):
     assert ledger.overview()["due_again"] == [incident_id]
     assert ledger.reopen(incident_id).record["round"] == 1, "only who asks for it, or the alert itself"
     record = ledger.reopen(incident_id, anew=True, only_due=True).record
-    assert (record["state"], record["round"], record["stages"], record["verdict"]) == ("running", 2, {}, None)
+    assert (record["state"], record["round"], list(record["stages"]), record["verdict"]) == ("running", 2, ["detect"], None)
     assert record["deadline_at"] == "2026-11-30T12:12:00.000Z"
     second = ledger.reopen(incident_id, anew=True, only_due=True)
     assert (second.how, ledger.incident(incident_id)["round"]) == ("ignored", 2), "another reconcile of the same time"

@@ -91,8 +91,8 @@ def test_what_nobody_saw_is_diagnosed_with_the_next_episode(ledger, clock, hold,
     record = ledger.open_incident(again).record
     if again.gpu == "-" != ledger.incident(incident_id)["gpu"]:
         incident_id = record["id"]  # a verdict has named its GPU, so the whole node is looked at by another
-    found = (record["id"], record["state"], record["resume"], record["stages"], record["seconds_left"])
-    assert found == (incident_id, "running", "", {}, 720)
+    found = (record["id"], record["state"], record["resume"], list(record["stages"]), record["seconds_left"])
+    assert found == (incident_id, "running", "", ["detect"], 720)
     assert record["verdict"] is None or record["verdict"]["action"] == "hold"
     assert not ledger.start_stage(record["id"], "diagnose")["skip"]
 

@@ -6,7 +6,23 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
-from ledgers import GPU, NOON, by_hand, diagnosed, opened, verdict
+from ledgers import GPU, NOON, alert, by_hand, diagnosed, opened, verdict, wanted
+
+
+@pytest.mark.parametrize(
+    "want, words",
+    [
+        pytest.param(wanted(alert(name="GpuXid", xid=79)), "alert GpuXid, Xid 79", id="an alert"),
+        pytest.param(wanted(alert(name="GpuXid")), "alert GpuXid", id="one that tells of no Xid"),
+        pytest.param(wanted(alert(name="GpuXid", xid=79, hint=True)), "alert GpuXid, Xid 79, over by then", id="a hint"),
+        pytest.param(by_hand(), "asked for by name", id="a call"),
+    ],
+)
+def test_detect_is_over_with_the_opening(ledger, clock, want, words):
+    """It says what opened the incident; where nothing was weighed for a fence, nothing about that."""
+    clock.on(7)
+    detect = ledger.open_incident(want).record["stages"]["detect"]
+    assert (detect["outcome"], detect["reason"], detect["seconds"], detect["data"]) == ("ok", words, 7, {})
 
 
 def test_finished_stages_are_skipped_and_read_back(ledger):

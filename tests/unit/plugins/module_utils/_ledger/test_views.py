@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from ledgers import GPU, by_hand, diagnosed, opened
 
 
@@ -25,7 +27,7 @@ def test_what_is_going_on(ledger, clock):
 
 
 def test_the_story_of_an_incident(ledger, clock):
-    incident_id = opened(ledger)
+    incident_id = opened(ledger, by_hand(now=clock.now - timedelta(seconds=3)))
     ledger.start_stage(incident_id, "diagnose")
     clock.on(12)
     ledger.finish_stage(incident_id, "diagnose", "ok", {"verdict": {"action": "hold", "reasons": ["?"]}})
@@ -34,8 +36,8 @@ def test_the_story_of_an_incident(ledger, clock):
     ledger.close_incident(incident_id)
     clock.on(3000)
     story = ledger.story(incident_id)
-    assert [(one["stage"], one["seconds"]) for one in story["timeline"]] == [("diagnose", 12)]
-    assert story["budget"] == {"seconds": 720, "spent_seconds": 42.0, "within": True}
+    assert [(one["stage"], one["seconds"]) for one in story["timeline"]] == [("detect", 3), ("diagnose", 12)]
+    assert story["budget"] == {"seconds": 720, "spent_seconds": 45.0, "within": True}
     assert [one["target"] for one in story["changes"]] == ["t"]
     assert [one["topic"] for one in story["notifications"]] == ["held_for_human"]
 
