@@ -35,7 +35,9 @@ attributes:
       - An alert that is held, for instance of a node that is not in the inventory, is put up for another judgement each time while it fires.
 options:
   alertmanager_receiver:
-    description: Which of Alertmanager's receivers is told of them, a regular expression for its whole name.
+    description:
+      - Which of Alertmanager's receivers is told of them, a regular expression for its whole name.
+      - One that Alertmanager does not have is named in RV(missing).
     type: str
     default: gpuops
   alert_selector:

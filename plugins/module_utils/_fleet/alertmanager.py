@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 from ansible.module_utils.urls import open_url
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.bounded import each_within
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.expressions import fits
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.prometheus import without_secrets
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 
@@ -28,6 +29,12 @@ class AlertmanagerUnavailable(RemediationError):
     """None of the cluster gave a usable answer."""
 
     kind = "alertmanager_unavailable"
+
+
+class UnknownReceiver(RemediationError):
+    """Nobody is told of anything under that name, so nothing that fires is seen by it."""
+
+    kind = "unknown_receiver"
 
 
 class Alertmanager:
@@ -41,12 +48,15 @@ class Alertmanager:
     def firing(self, receiver: str) -> list[Mapping[str, Any]]:
         """What a receiver whose name matches the pattern is told of: not inhibited, and held back by nobody's silence or muted time.
 
-        Only the groups say what is muted: it is a matter of the route.
+        Only the groups say what is muted: it is a matter of the route. No group at all may mean that there is no such receiver.
         """
         wanted = urlencode({"active": "true", "silenced": "true", "inhibited": "false", "receiver": receiver})
         told: dict[str, Mapping[str, Any]] = {}
         quiet: set[str] = set()
-        for groups in self._get("/api/v2/alerts/groups?" + wanted):
+        answers = self._get("/api/v2/alerts/groups?" + wanted)
+        if not any(answers):
+            self._check_receiver(receiver)
+        for groups in answers:
             held: dict[str, bool] = {}
             for alert in (alert for group in groups for alert in group.get("alerts") or ()):
                 fingerprint, status = str(alert.get("fingerprint")), alert.get("status") or {}
@@ -54,6 +64,11 @@ class Alertmanager:
                 held[fingerprint] = held.get(fingerprint, True) and bool(status.get("silencedBy") or status.get("mutedBy"))
             quiet.update(fingerprint for fingerprint, is_held in held.items() if is_held)
         return [alert for fingerprint, alert in told.items() if fingerprint not in quiet]
+
+    def _check_receiver(self, receiver: str) -> None:
+        names = {str(one.get("name")) for answer in self._get("/api/v2/receivers") for one in answer}
+        if all(fits(receiver, name) is False for name in names):
+            raise UnknownReceiver("Alertmanager has no receiver whose name matches %s; it has %s" % (receiver, ", ".join(sorted(names))))
 
     def listed(self) -> set[str]:
         """The fingerprints of all that it knows to fire, told to anybody or not."""

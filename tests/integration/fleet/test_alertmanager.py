@@ -108,3 +108,13 @@ def test_without_alertmanager_the_loop_goes_on_and_says_so(controller):
     ]
     run = controller.play("reconcile", alertmanager_urls=[url], prometheus_url=url)
     assert run.ok and "Prometheus at" in run.output, run.output
+
+
+def test_a_receiver_that_alertmanager_does_not_have(controller, alertmanager):
+    """A name that is wrong hides what fires: that is said, and nothing is thought to be over."""
+    _pid, message = controller.sick("bare-1")
+    fire(alertmanager.url, message)
+    for receiver, missing in (("gpuops", True), ("nobody", False)):
+        run = controller.play("reconcile", alertmanager_urls=[alertmanager.url], alertmanager_receiver=receiver)
+        assert run.ok and ("no receiver whose name matches" in run.output) == missing, run.output
+    assert controller.incidents() == []

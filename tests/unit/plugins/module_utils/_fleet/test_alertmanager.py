@@ -7,10 +7,14 @@ from __future__ import annotations
 import time
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.alertmanager import Alertmanager, AlertmanagerUnavailable
+from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.alertmanager import (
+    Alertmanager,
+    AlertmanagerUnavailable,
+    UnknownReceiver,
+)
 from http_answers import Answers, answering
 
-ALERTS, GROUPS, SILENCES = "/api/v2/alerts", "/api/v2/alerts/groups", "/api/v2/silences"
+ALERTS, GROUPS, SILENCES, RECEIVERS = "/api/v2/alerts", "/api/v2/alerts/groups", "/api/v2/silences", "/api/v2/receivers"
 NOWHERE = "http://user:pass@127.0.0.1:1/am?key=pass"
 
 
@@ -53,6 +57,20 @@ def test_what_fires_for_a_receiver(answers: Answers) -> None:
     [(_path, asked, headers)] = answers.asked
     assert asked == {"active": ["true"], "silenced": ["true"], "inhibited": ["false"], "receiver": ["gpu.*"]}
     assert headers["Authorization"] == "Bearer t0ken"
+
+
+@pytest.mark.parametrize("receiver", ["gpuops", "gpu.*", "ml/(gpuops|other)", pytest.param("(?i)GPUOPS", id="not for us to say")])
+def test_a_receiver_of_whom_nothing_fires(answers: Answers, receiver: str) -> None:
+    answers.by_path.update({GROUPS: [], RECEIVERS: [{"name": "nobody"}, {"name": "gpuops"}, {"name": "ml/gpuops"}]})
+    assert Alertmanager([answers.url]).firing(receiver) == []
+
+
+@pytest.mark.parametrize("receiver", ["gpuop", "GPUOPS", "ml/.*"])
+def test_a_receiver_that_is_not_there(answers: Answers, receiver: str) -> None:
+    """It is told of nothing, which is not the same as nothing firing."""
+    answers.by_path.update({GROUPS: [], RECEIVERS: [{"name": "nobody"}, {"name": "gpuops"}]})
+    with pytest.raises(UnknownReceiver, match="it has gpuops, nobody"):
+        Alertmanager([answers.url]).firing(receiver)
 
 
 def test_a_muted_time_holds_back_as_a_silence_does(answers: Answers) -> None:
