@@ -14,11 +14,14 @@ description:
   - Nothing is written anywhere, no node is asked and no API. Nobody releases a GPU or resets the breaker during a replay.
   - What a node would have answered is not in a recording. An alert's Xid counts as if the node confirms it, and a kernel log as if NVML has
     nothing to add.
+  - An alert that may be one of many waits for the others, as in the event source. A kernel log names no group.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
   - gpuops.remediation.attributes
   - gpuops.remediation.attributes.info_module
+  - gpuops.remediation.breaker
+  - gpuops.remediation.correlation
 requirements:
   - SQLAlchemy >= 2.0
   - alembic >= 1.13
@@ -65,35 +68,6 @@ options:
     description: Which labels hold what, as M(gpuops.remediation.incident) takes them.
     type: dict
     default: {}
-  correlation:
-    description:
-      - When alerts of many nodes are one fault, as M(gpuops.remediation.incident) takes it. An alert that may be one of many waits for the
-        others, as in the event source.
-      - The groups of a node are those of O(inventory) and of an alert's labels (O(alert_labels)); a kernel log names none.
-    type: dict
-    default: {}
-    suboptions:
-      nodes:
-        description: As many nodes make a group.
-        type: int
-        default: 3
-      seconds:
-        description: How far apart two of its alerts may arrive.
-        type: float
-        default: 15.0
-  breaker:
-    description: The breaker's numbers where they are not the default, as M(gpuops.remediation.operating_mode) takes them.
-    type: dict
-    suboptions:
-      nodes:
-        description: The number of nodes.
-        type: int
-      percent:
-        description: The share of the group's nodes.
-        type: float
-      window_seconds:
-        description: The window.
-        type: int
 seealso:
   - module: gpuops.remediation.gpu_diagnosis
 """
@@ -176,7 +150,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.backt
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BadMessage
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.replay import RecordingInvalid, of_kernel_log, of_message
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger import backtest, database
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import CORRELATION_SPEC
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import BREAKER_SPEC, CORRELATION_SPEC
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.opening import read_file
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid import policy as xid_policy
@@ -194,11 +168,8 @@ SPEC = {
         "policy_schema_file": {"type": "path"},
         "inventory": {"type": "dict", "default": {}},
         "alert_labels": {"type": "dict", "default": {}},
-        "correlation": {"type": "dict", "options": CORRELATION_SPEC, "default": {}},
-        "breaker": {
-            "type": "dict",
-            "options": {"nodes": {"type": "int"}, "percent": {"type": "float"}, "window_seconds": {"type": "int"}},
-        },
+        **BREAKER_SPEC,
+        **CORRELATION_SPEC,
     },
     "mutually_exclusive": [("messages", "kernel_logs")],
     "required_one_of": [("messages", "kernel_logs")],

@@ -29,6 +29,7 @@ extends_documentation_fragment:
   - gpuops.remediation.ledger
   - gpuops.remediation.ledger.lock
   - gpuops.remediation.alertmanager
+  - gpuops.remediation.correlation
 attributes:
   check_mode:
     support: full
@@ -113,22 +114,6 @@ options:
       - The policy, a YAML file, by which alerts of many nodes are one fault; see O(correlation). The collection ships it as C(data/xid_policy.yml).
       - Without it each alert is a fault of its own node.
     type: path
-  correlation:
-    description:
-      - When the same domain (V(application), V(nvlink) or V(fabric)) is at fault on many nodes of one job, NVLink domain or rack, one incident of
-        that group is opened in place of one a node. It is left to people at once, and the nodes are not touched.
-      - What a node belongs to is in O(inventory) or in an alert's labels (O(alert_labels)).
-    type: dict
-    default: {}
-    suboptions:
-      nodes:
-        description: As many nodes make a group.
-        type: int
-        default: 3
-      seconds:
-        description: How far apart two of its alerts may arrive.
-        type: float
-        default: 15.0
   limits:
     description:
       - Seconds that differ from the defaults. Any of C(total_seconds) (720), C(on_time_seconds) (90), C(after_receipt_seconds) (630),
@@ -333,7 +318,11 @@ SPEC = {
         **LEDGER_SPEC,
         **LEDGER_LOCK_SPEC,
         **ALERTMANAGER_SPEC,
-        "state": {"default": "opened", "choices": ["opened", "closed", "released", "absorbed", "listed", "reconciling", "reconciled", "pruned"]},
+        **CORRELATION_SPEC,
+        "state": {
+            "default": "opened",
+            "choices": ["opened", "closed", "released", "absorbed", "listed", "reconciling", "reconciled", "pruned"],
+        },
         "alert_file": {"type": "path"},
         "inbox_ids": {"type": "list", "elements": "int"},
         "incident_ids": {"type": "list", "elements": "str"},
@@ -342,7 +331,6 @@ SPEC = {
         "inventory": {"type": "dict", "default": {}},
         "alert_labels": {"type": "dict", "default": {}},
         "policy_file": {"type": "path"},
-        "correlation": {"type": "dict", "options": CORRELATION_SPEC, "default": {}},
         "limits": {"type": "dict", "default": {}},
         "max_running": {"type": "int", "default": 0},
         "anew": {"type": "bool", "default": False},

@@ -11,11 +11,12 @@ module: operating_mode
 short_description: Read and set what the collection may do by itself
 description:
   - The mode is kept in the ledger with who set it and why, and read before every write. A new ledger observes.
-  - Without any of the options from O(mode) to O(adopt_ledger) the module only reads.
+  - Without O(mode), O(breaker), O(breaker_reset) and O(adopt_ledger) the module only reads.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
   - gpuops.remediation.attributes
+  - gpuops.remediation.breaker
   - gpuops.remediation.ledger
 attributes:
   check_mode:
@@ -32,19 +33,6 @@ options:
       observe: Diagnose and tell people; write to nothing else.
       fence: Also write and revert taints. Processes, pods and device files are left alone.
       act: Everything.
-  breaker:
-    description: How many nodes of one group may be fenced or tainted in a window, the larger of a number and a share.
-    type: dict
-    suboptions:
-      nodes:
-        description: The number of nodes.
-        type: int
-      percent:
-        description: The share of the group's nodes.
-        type: float
-      window_seconds:
-        description: The window.
-        type: int
   breaker_reset:
     description: Let writes through again after the breaker tripped. What was held meanwhile is diagnosed anew.
     type: bool
@@ -93,16 +81,14 @@ history:
 """
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes import MODES
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC, open_ledger
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import BREAKER_SPEC, LEDGER_SPEC, open_ledger
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
-
-BREAKER_SPEC = {"nodes": {"type": "int"}, "percent": {"type": "float"}, "window_seconds": {"type": "int"}}
 
 SPEC = {
     "argument_spec": {
+        **BREAKER_SPEC,
         **LEDGER_SPEC,
         "mode": {"choices": list(MODES)},
-        "breaker": {"type": "dict", "options": BREAKER_SPEC},
         "breaker_reset": {"type": "bool", "default": False},
         "adopt_ledger": {"type": "bool", "default": False},
         "who": {},

@@ -22,7 +22,16 @@ DEFAULT_URL = "sqlite:////var/lib/gpuops/ledger.db"
 # A URL may carry a password.
 LEDGER_SPEC: dict[str, dict[str, Any]] = {"ledger_url": {"default": DEFAULT_URL, "no_log": True}}
 LEDGER_LOCK_SPEC: dict[str, dict[str, Any]] = {"node": {}, "lock_token": {"type": "int", "no_log": False}, "lock_holder": {}}
-CORRELATION_SPEC: dict[str, dict[str, Any]] = {"nodes": {"type": "int", "default": 3}, "seconds": {"type": "float", "default": 15.0}}
+CORRELATION_SPEC: dict[str, dict[str, Any]] = {
+    "correlation": {
+        "type": "dict",
+        "options": {"nodes": {"type": "int", "default": 3}, "seconds": {"type": "float", "default": 15.0}},
+        "default": {},
+    }
+}
+BREAKER_SPEC: dict[str, dict[str, Any]] = {
+    "breaker": {"type": "dict", "options": {"nodes": {"type": "int"}, "percent": {"type": "float"}, "window_seconds": {"type": "int"}}}
+}
 LEDGER_LOCK_NEEDS = {"lock_token": ["node", "lock_holder"]}
 
 
