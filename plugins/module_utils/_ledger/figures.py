@@ -44,13 +44,14 @@ class Watched(Settings):
         by_state = sa.select(INCIDENTS.c.state, sa.func.count()).where(INCIDENTS.c.open_key.is_not(None)).group_by(INCIDENTS.c.state)
         unsent = sa.select(OUTBOX.c.created_at).where(OUTBOX.c.sent_at.is_(None)).order_by(OUTBOX.c.created_at).limit(1)
         with self.read() as connection:
-            beats = [self._setting(connection, name) for name in HEARTBEATS]
+            seen, ended = (self._setting(connection, name) for name in HEARTBEATS)
             counts = {row[0]: row[1] for row in connection.execute(by_state)}
             return Figures(
                 self._mode(connection),
                 self._tripped(connection) is not None,
                 connection.execute(unsent).scalar(),
-                *(beat["set_at"] if beat else None for beat in beats),
+                seen["set_at"] if seen else None,
+                ended["set_at"] if ended else None,
                 {state: counts.get(state, 0) for state in sorted(OPEN_STATES)},
             )
 

@@ -62,7 +62,9 @@ class Settings(Outbox):
     def settings_history(self, limit: int = 20) -> list[dict[str, Any]]:
         """Who had set which mode or breaker, newest first."""
         with self.read() as connection:
-            rows = connection.execute(sa.select(SETTINGS).where(SETTINGS.c.name.not_in(HEARTBEATS)).order_by(SETTINGS.c.id.desc()).limit(limit))
+            rows = connection.execute(
+                sa.select(SETTINGS).where(SETTINGS.c.name.not_in(HEARTBEATS)).order_by(SETTINGS.c.id.desc()).limit(limit)
+            )
             return [{"name": row.name, "value": row.value, "at": iso(row.set_at), "who": row.set_by, "why": row.why} for row in rows]
 
     def breaker(self) -> dict[str, Any]:

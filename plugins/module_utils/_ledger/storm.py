@@ -169,15 +169,20 @@ class Storm(Changes):
         here = sa.select(STAGES.c.incident_id, STAGES.c.round, STAGES.c.data).join(INCIDENTS, STAGES.c.incident_id == INCIDENTS.c.id)
         here = here.where(STAGES.c.round == INCIDENTS.c.round, STAGES.c.name == "detect")
         same = (STAGES.c.incident_id == sa.bindparam("incident"), STAGES.c.round == sa.bindparam("in_round"), STAGES.c.name == "detect")
-        words, data = sa.bindparam("words"), sa.bindparam("weighed", type_=STAGES.c.data.type)
+        weighed = {"reason": sa.bindparam("words", type_=STAGES.c.reason.type), "data": sa.bindparam("weighed", type_=STAGES.c.data.type)}
         with self.write() as connection:
             rows = [
-                {"incident": row.incident_id, "in_round": row.round, "words": told[row.incident_id][1], "weighed": dict(told[row.incident_id][0])}
+                {
+                    "incident": row.incident_id,
+                    "in_round": row.round,
+                    "words": told[row.incident_id][1],
+                    "weighed": dict(told[row.incident_id][0]),
+                }
                 for row in _among(connection, here, STAGES.c.incident_id, told)
                 if not row.data
             ]
             if rows:
-                connection.execute(sa.update(STAGES).where(*same).values(reason=words, data=data, finished_at=self.now()), rows)
+                connection.execute(sa.update(STAGES).where(*same).values(**weighed, finished_at=self.now()), rows)
 
 
 def _among(connection: sa.Connection, rows: Any, column: Any, values: Iterable[Value]) -> Iterator[Any]:
