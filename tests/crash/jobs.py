@@ -48,8 +48,11 @@ def play_all(jobs: Sequence[Job], at_once: int, record: Path) -> None:
             while waiting and len(running) < at_once:
                 running.append(multiprocessing.get_context("spawn").Process(target=_play, args=(waiting.pop(0), record)))
                 running[-1].start()
-            wait([process.sentinel for process in running])
-            running = [process for process in running if process.is_alive()]
+            ended = wait([process.sentinel for process in running])
+            for process in running:
+                if process.sentinel in ended:
+                    process.join()
+            running = [process for process in running if process.sentinel not in ended]
             print(f"{len(waiting)} jobs wait, {len(running)} run", file=sys.stderr, flush=True)
     finally:
         for process in running:

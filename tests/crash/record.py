@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from crash import Case
 from places import PLACES, Outcome
 
+FAULT_CHARACTERS = 500  # enough for a row of a table; the log has the rest
+
 
 class Turn(NamedTuple):
     """One of a case's repeats at one place."""
@@ -36,7 +38,7 @@ class Record:
                 "who": case.who,
                 "how": case.how.name,
                 "boundary": case.boundary,
-                "fault": fault,
+                "fault": " ".join(fault.split())[:FAULT_CHARACTERS],
                 "note": note,
             }
             for case, fault, note in outcomes
