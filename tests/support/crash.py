@@ -16,6 +16,7 @@ import os
 import shlex
 import signal
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -48,7 +49,7 @@ IN_PROCESSES = ("written ahead", "done, not kept")  # where processes are ended:
 FENCED, TAINTED = "fenced, not kept", "tainted, not kept"
 # The others are fenced at once for a lost GPU; here the run has a taint to write, for a fault that only the node can confirm.
 BY_THE_RUN = ("isolate", TAINTED, "taint")
-LEFT_SECONDS = 90.0  # in which a run that has lost its rulebook comes to its end
+LEFT_SECONDS = 90.0  # without a word or an end, and a run hangs
 TARGETS = ("rulebook", "rulebook alone", "playbook", "worker", "group", "postgresql")
 
 
@@ -114,9 +115,7 @@ class Crashes:
             self._kill(case)
             if case.who == "rulebook":
                 self._end_left(signal.SIGTERM)  # as systemd does when the main process of a service is gone
-        try:
-            wait_until(lambda: not self._playbooks(), "the end of what was left", LEFT_SECONDS)
-        except TimeoutError:
+        if not self._left_ends():
             self.hung.append(last)
             self._end_left(signal.SIGKILL)
         if self.postgresql and not self.postgresql.runs:
@@ -164,8 +163,21 @@ class Crashes:
                 if holder.ident:
                     holder.join()
 
+    def _left_ends(self) -> bool:
+        """Whether all runs do; one that says nothing for so long hangs."""
+        said, since = -1, time.monotonic()
+        while self._playbooks():
+            if said != (said := self.rulebook.log.stat().st_size):
+                since = time.monotonic()
+            if time.monotonic() - since > LEFT_SECONDS:
+                return False
+            time.sleep(0.2)
+        return True
+
     def _end_left(self, number: signal.Signals) -> None:
-        for pid in self.processes():
+        """All but a rulebook that lives."""
+        assert self.rulebook.process is not None
+        for pid in set(self.processes()) - ({self.rulebook.process.pid} if self.rulebook.runs else set()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
