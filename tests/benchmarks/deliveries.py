@@ -26,10 +26,10 @@ def show(name: str, folder: Path, ledger_url: str) -> None:
     """One alert of another node in each post, then all of them once more; AssertionError where one is refused, lost or kept twice."""
     requests = [_request(number) for number in range(POSTS)]
     with Source(folder, ledger_url).running() as source:
-        first = asyncio.run(_post_all(source.args["port"], requests, CONNECTIONS))
+        first = asyncio.run(_post_all(source.port, requests, CONNECTIONS))
         cpu, peak = cpu_seconds(source.process), memory_bytes(source.process, "VmHWM")
         handed = source.handed_on(POSTS, seconds=120)
-        again = asyncio.run(_post_all(source.args["port"], requests, CONNECTIONS))
+        again = asyncio.run(_post_all(source.port, requests, CONNECTIONS))
     ledger = Ledger.open(ledger_url)
     kept, _oldest = ledger.waiting()
     ledger.close()
@@ -52,7 +52,7 @@ def show_rulebook(folder: Path) -> None:
         with Rulebook(controller, **settings).running() as rulebook:
             process = rulebook.process
             idle, began = memory_bytes(process, "VmRSS"), cpu_seconds(process)
-            found = asyncio.run(_post_all(rulebook.variables["gpuops_trigger_port"], requests, CONNECTIONS))
+            found = asyncio.run(_post_all(rulebook.port, requests, CONNECTIONS))
             cpu, answered = cpu_seconds(process) - began, memory_bytes(process, "VmRSS")
             wait_until(lambda: rulebook.metric("gpuops_trigger_handed_over_total") == POSTS, "all of them handed on", 240)
             peak = memory_bytes(process, "VmHWM")

@@ -49,12 +49,12 @@ def fence(nodes: int, singles: int, asks: bool) -> tuple[list[float], float, lis
         ):
             alone = []
             for name in names[nodes:]:
-                posted = post(source.args["port"], name)
+                posted = post(source.port, name)
                 alone.append(tainted(cluster, [name])[name] - posted)
                 time.sleep(1)
             began = time.time()
             with ThreadPoolExecutor(max_workers=50) as pool:
-                list(pool.map(lambda name: post(source.args["port"], name), names[:nodes]))
+                list(pool.map(lambda name: post(source.port, name), names[:nodes]))
             answered = time.time() - began
             fenced = sorted(at - began for at in tainted(cluster, names[:nodes]).values())
             assert source.metric('gpuops_trigger_fences_total{outcome="fenced"}') == len(names)
@@ -82,7 +82,9 @@ def _prometheus(folder: Path, names: Sequence[str]) -> Iterator[str]:
 
 def killed(nodes: int, more: int) -> str:
     with tempfile.TemporaryDirectory(prefix="gpuops-storm-") as folder, Cluster(Path(folder) / "cluster") as cluster:
-        fenced = killed_amid(cluster, Path(folder), f"sqlite:///{folder}/ledger.db", nodes, more)
+        url = f"sqlite:///{folder}/ledger.db"
+        source = Source(Path(folder), url, fence_in="source", kubeconfig=str(cluster.kubeconfig))
+        fenced = killed_amid(cluster, source, url, nodes, more)
     return f"\nkilled when {fenced} of {nodes} nodes were fenced, back at once, {more} new alerts meanwhile: {nodes + more} nodes, each fenced once"
 
 
@@ -106,7 +108,7 @@ def work_off(nodes: int, parallel: int = 5) -> None:
         with Rulebook(fleet, **variables).running() as rulebook:
             began, most = time.time(), 0
             with ThreadPoolExecutor(max_workers=50) as pool:
-                list(pool.map(lambda name: post(rulebook.variables["gpuops_trigger_port"], name), names))
+                list(pool.map(lambda name: post(rulebook.port, name), names))
             fenced = max(at - began for at in tainted(cluster, names).values())
             while time.time() - began < 60 + 30 * nodes:
                 states = Counter(one["state"] for one in fleet.ledger().overview(closed=True)["incidents"])

@@ -1,24 +1,21 @@
 # Copyright (c) The gpuops.remediation maintainers
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The whole crash matrix, as a table: who is killed, how, and where a run stands. It takes hours; parts of it are chosen by name.
+"""The whole crash matrix: who is killed, how, and where a run stands. Two CPUs need hours; --jobs is for a machine that has more.
 
-python tests/crash [bare] [kubernetes] [--who NAME]... [--how NAME]... [--after BOUNDARY]... [--repeats N]
+Each job plays some cases at one place, which it has for itself, and adds what came of them to a file of JSON lines. Where the program is
+interrupted, the table has what was done by then, and --resume does the rest; `cat` makes one file of several.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime as dt
 import os
+import signal
 import sys
-import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from signal import SIGQUIT, Signals
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [
@@ -27,77 +24,72 @@ sys.path[:0] = [
     str(REPOSITORY / ".ansible" / "collections"),
 ]
 
-from cluster import Cluster  # noqa: E402
-from crash import BOUNDARIES, IN_PROCESSES, TARGETS, Case, Crashes  # noqa: E402
-from fleet import Fleet  # noqa: E402
-from ledgers import fresh_schema  # noqa: E402
-from loop import Controller  # noqa: E402
-from postgresql import postgresql_server  # noqa: E402
+from crash import TARGETS  # noqa: E402
+from jobs import jobs_of, play_all  # noqa: E402
+from places import PLACES, all_cases  # noqa: E402
+from record import Record, Turn  # noqa: E402
 
 
-@contextlib.contextmanager
-def bare(folder: Path) -> Iterator[Crashes]:
-    with Controller(folder / "controller") as controller:
-        controller.ledger(write=True).set_mode("act", "crash matrix", "it has to act")
-        with Crashes(controller).running() as crashes:
-            yield crashes
+def options() -> argparse.Namespace:
+    boundaries = list(dict.fromkeys(case.boundary for place in PLACES for case in all_cases(place)))
+    parser = argparse.ArgumentParser(prog="tests/crash", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("places", nargs="*", default=list(PLACES), help=f"of {', '.join(PLACES)}")
+    parser.add_argument("--who", action="append", choices=TARGETS, help="may be given several times, as --how and --after")
+    parser.add_argument("--how", action="append", choices=["SIGKILL", "SIGTERM", "SIGQUIT"])
+    parser.add_argument("--after", action="append", choices=boundaries)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1, help="so many at once")
+    parser.add_argument("--size", type=int, default=6, help="cases in a job")
+    parser.add_argument("--slice", default="1/1", metavar="I/N", help="of N parts of the matrix, the Ith")
+    parser.add_argument("--into", type=Path, default=REPOSITORY / "tests" / "output" / "crash-matrix.jsonl", metavar="FILE")
+    parser.add_argument("--resume", action="store_true", help="leave out what is in the file")
+    parser.add_argument("--table", action="store_true", help="only show what is in the file")
+    return parser.parse_args()
 
 
-@contextlib.contextmanager
-def kubernetes(folder: Path) -> Iterator[Crashes]:
-    """With its ledger in PostgreSQL."""
-    with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(Cluster(folder / "cluster"))
-        server = stack.enter_context(postgresql_server())
-        fleet = stack.enter_context(Fleet(folder / "controller", cluster, ledger_url=fresh_schema(server.url)))
-        fleet.set("act", nodes=1000)
-        yield stack.enter_context(Crashes(fleet, server).running())
-
-
-PLACES = {"bare": bare, "kubernetes": kubernetes}
-
-
-def cases(place: str, who: list[str], how: list[Signals], after: list[str]) -> Iterator[Case]:
-    for boundary in after:
-        if place == "kubernetes" and boundary in IN_PROCESSES:
-            continue
-        for target in who:
-            if target == "postgresql":
-                if place == "kubernetes":
-                    yield Case(target, SIGQUIT, boundary)
-                continue
-            for number in how:
-                yield Case(target, number, boundary)
+def turns(chosen: argparse.Namespace) -> list[Turn]:
+    part, parts = map(int, chosen.slice.split("/"))
+    found = [
+        Turn(place, repeat, case)
+        for repeat in range(chosen.repeats)
+        for place in chosen.places
+        for case in all_cases(place)
+        if case.who in (chosen.who or [case.who])
+        and case.how.name in (chosen.how or [case.how.name])
+        and case.boundary in (chosen.after or [case.boundary])
+    ]
+    return found[part - 1 :: parts]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("places", nargs="*", default=list(PLACES), metavar="bare|kubernetes")
-    parser.add_argument("--who", action="append", choices=TARGETS)
-    parser.add_argument("--how", action="append", choices=["SIGKILL", "SIGTERM"])
-    parser.add_argument("--after", action="append", choices=BOUNDARIES)
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
-    how = [Signals[name] for name in options.how or ["SIGKILL", "SIGTERM"]]
-    print(
-        f"{dt.date.today()}, {os.cpu_count()} CPUs\n\n| where | who, how, after which stage | runs | lost, double or left |\n| --- | --- | --- | --- |"
+    chosen = options()
+    record, wanted = Record(chosen.into), turns(chosen)
+    if not chosen.table:
+        run(chosen, record, wanted)
+    print("\n".join(record.table()))
+    outcomes = record.outcomes()
+    missing = 0 if chosen.table else len(set(wanted) - set(outcomes))
+    faulty = sum(1 for one in outcomes.values() if one.fault)
+    print(f"\n{len(outcomes)} cases, {faulty} of them with a fault; {missing} were to be played and were not")
+    return 1 if faulty or missing else 0
+
+
+def run(chosen: argparse.Namespace, record: Record, wanted: list[Turn]) -> None:
+    record.path.parent.mkdir(parents=True, exist_ok=True)
+    if not chosen.resume:
+        record.path.unlink(missing_ok=True)
+    record.path.touch()
+    done = record.outcomes()
+    began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_arguments: signal.raise_signal(signal.SIGINT))
+    try:
+        play_all(list(jobs_of((turn for turn in wanted if turn not in done), chosen.size)), chosen.jobs, record.path)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    record.add_run(
+        f"{dt.datetime.now():%Y-%m-%d %H:%M}, {os.cpu_count()} CPUs, {chosen.jobs} jobs at once, {time.monotonic() - began:.0f} s, "
+        f"load average {os.getloadavg()[0]:.0f}"
     )
-    faulty = 0
-    for place in options.places:
-        found: Counter[tuple[Case, str]] = Counter()
-        began = time.monotonic()
-        for _repeat in range(options.repeats):
-            with tempfile.TemporaryDirectory(prefix="gpuops-crash-") as folder, PLACES[place](Path(folder)) as crashes:
-                for case in cases(place, options.who or list(TARGETS), how, options.after or list(BOUNDARIES)):
-                    crashes.crash(case)
-                crashes.reconcile()
-                faults = crashes.faults()
-                found.update((case, faults.get(node, "none")) for node, case in crashes.cases.items())
-        for (case, fault), count in found.items():
-            print(f"| {place} | {case} | {count} | {fault} |")
-            faulty += count if fault != "none" else 0
-        print(f"\n{place}: {sum(found.values())} cases in {time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f}\n", flush=True)
-    return 1 if faulty else 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,7 +23,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables 
 from cluster import ACCOUNT, Cluster, audit
 from cluster.objects import wait_until
 from fleet import TAINT
-from trigger import Source, request
+from trigger import Rulebook, Source, request
 
 PCI = "0000:00:06.0"
 
@@ -78,25 +77,28 @@ def tainted(cluster: Cluster, names: Sequence[str], seconds: float = 60) -> dict
     return {name: dt.datetime.fromisoformat(entry.answered).timestamp() for name, entry in found.items()}
 
 
-def killed_amid(cluster: Cluster, folder: Path, ledger_url: str, nodes: int, more: int) -> int:
-    """The source dies when half of the nodes are fenced, and is back at once, while more alerts arrive. How many were fenced when it died.
+def storm_names(count: int) -> list[str]:
+    """No other test's, whose writes are in the same audit log."""
+    return [f"storm-{number}" for number in range(count)]
+
+
+def killed_amid(cluster: Cluster, source: Source | Rulebook, ledger_url: str, nodes: int, more: int) -> int:
+    """The source, which fences, dies when half of the nodes are fenced, and is back at once, while more alerts arrive. How many were fenced then.
 
     AssertionError where an alert is lost, or a node is written, counted or on record other than once.
     """
-    names = [f"storm-{number}" for number in range(nodes + more)]  # no other test's, whose writes are in the same audit log
+    names = storm_names(nodes + more)
     ledger = prepared(cluster, ledger_url, names)
-    source = Source(folder, ledger_url, fence_in="source", kubeconfig=str(cluster.kubeconfig))
     with ThreadPoolExecutor(max_workers=50) as pool:
         with source.running():
-            posted = [pool.submit(post_until_answered, source.args["port"], name) for name in names[:nodes]]
+            posted = [pool.submit(post_until_answered, source.port, name) for name in names[:nodes]]
             _wait_for_writes(cluster, names, nodes // 2)
         fenced = len(writes(cluster, names))
-        posted += [pool.submit(post_until_answered, source.args["port"], name) for name in names[nodes:]]
+        posted += [pool.submit(post_until_answered, source.port, name) for name in names[nodes:]]
         with source.running():
             for one in posted:
                 one.result()
-            wait_until(lambda: list(on_record(ledger)["changes"].values()) == ["applied"] * len(names), "all fences on record", 120)
-            wait_until(lambda: source.metric("gpuops_inbox_depth") == len(names), "all rows for a run", 60)
+            wait_until(lambda: list(on_record(ledger)["changes"].values()) == ["applied"] * len(names), "all fences on record", 300)
     found = on_record(ledger)
     once = dict.fromkeys(names, 1)
     # A write whose client died is answered 504, whether it was done or not. Each is a compare-and-swap of a node without the taint, so that

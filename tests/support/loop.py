@@ -104,7 +104,8 @@ class Controller:
 
     def inventory(self) -> Path:
         path = self.directory / "inventory.json"
-        hosts = {name: {**node.host_variables(), **self.host_variables[name]} for name, node in self.nodes.items()}
+        simulated = {name: node.host_variables() for name, node in self.nodes.items()}
+        hosts = {name: {**simulated.get(name, {}), **variables} for name, variables in self.host_variables.items()}
         whole = path.with_suffix(f".{threading.get_ident()}")  # another run may be reading it
         whole.write_text(json.dumps({"all": {"hosts": hosts, "vars": self.variables}}))
         return whole.rename(path)

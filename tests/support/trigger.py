@@ -114,6 +114,10 @@ class Source:
             self.kill()
             reader.join()
 
+    @property
+    def port(self) -> int:
+        return int(self.args["port"])
+
     def _wait(self) -> None:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
@@ -143,14 +147,14 @@ class Source:
         return found
 
     def request(self, *arguments: Any, **options: Any) -> tuple[int, bytes]:
-        return request(self.args["port"], *arguments, **options)
+        return request(self.port, *arguments, **options)
 
     def post(self, message: Any, **options: Any) -> tuple[int, bytes]:
         body = message if isinstance(message, bytes) else json.dumps(message).encode()
         return self.request("POST", "/alerts", body, **options)
 
     def metric(self, name: str) -> float:
-        return metric(self.args["port"], name)
+        return metric(self.port, name)
 
 
 class Rulebook:
@@ -202,6 +206,10 @@ class Rulebook:
         wait_until(self._answers, "the rulebook's webhook", 120)
 
     @property
+    def port(self) -> int:
+        return int(self.variables["gpuops_trigger_port"])
+
+    @property
     def runs(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
@@ -218,7 +226,7 @@ class Rulebook:
         assert self.process is not None
         assert self.process.poll() is None, self.log.read_text()
         with contextlib.suppress(OSError):
-            return request(self.variables["gpuops_trigger_port"], "GET", "/healthz", token=None)[0] == 200
+            return request(self.port, "GET", "/healthz", token=None)[0] == 200
         return False
 
     def kill(self, *, alone: bool = False) -> None:
@@ -231,7 +239,7 @@ class Rulebook:
         self.process.wait()
 
     def metric(self, name: str) -> float:
-        return metric(self.variables["gpuops_trigger_port"], name)
+        return metric(self.port, name)
 
     def finished(self) -> int:
         """How many runs have come to their end."""
@@ -239,6 +247,6 @@ class Rulebook:
 
     def post(self, message: Path) -> list[int]:
         """The inbox rows of a message in a file."""
-        status, body = request(self.variables["gpuops_trigger_port"], "POST", "/alerts", message.read_bytes())
+        status, body = request(self.port, "POST", "/alerts", message.read_bytes())
         assert status == 200, body
         return list(json.loads(body)["inbox_ids"])

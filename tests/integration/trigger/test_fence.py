@@ -136,5 +136,6 @@ def test_through_the_rulebook(fleet):
 
 def test_killed_amid_a_storm(cluster, tmp_path):
     """S8, S9: SIGKILL when half of the nodes are fenced, back at once, new alerts meanwhile; nothing lost, and nothing twice."""
-    nodes = 60
-    assert nodes // 2 <= killed_amid(cluster, tmp_path, f"sqlite:///{tmp_path}/ledger.db", nodes, more=10) < nodes
+    nodes, url = 60, f"sqlite:///{tmp_path}/ledger.db"
+    source = Source(tmp_path, url, fence_in="source", kubeconfig=str(cluster.kubeconfig))
+    assert nodes // 2 <= killed_amid(cluster, source, url, nodes, more=10) < nodes
