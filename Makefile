@@ -53,7 +53,7 @@ integration: setup ## playbooks and modules on simulated nodes and a real Kubern
 bench: setup ## measurements
 	@.ansible/venv/bin/python tests/benchmarks
 
-crash-matrix: setup ## kill everything everywhere (hours); ARGS="bare --who rulebook --repeats 1" for a part
+crash-matrix: setup ## kill everything everywhere (hours; ARGS="--jobs 16" on more CPUs); ARGS="bare --who rulebook --repeats 1" for a part
 	@.ansible/venv/bin/python tests/crash $(ARGS)
 
 clean: ## remove what was built here; the cache outside the checkout stays
