@@ -204,7 +204,10 @@ class Crashes:
         ]
         told: defaultdict[str, list[str]] = defaultdict(list)
         for message in map(json.loads, self._told.read_text().splitlines()):
-            told[message["payload"]["node"]].append(message["topic"])
+            if "node" in message["payload"]:
+                told[message["payload"]["node"]].append(message["topic"])
+            else:
+                everywhere.append(f"people were told {message}")
         found = {}
         for node, case in self.cases.items():
             incidents = self.controller.incidents(node)
