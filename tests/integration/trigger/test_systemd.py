@@ -1,0 +1,105 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""What the role responder installs, under a real systemd: the units in their sandbox, killed, stopped, restarted, deployed again."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from cluster.objects import wait_until
+from controller_machine import USER, VAULT, running_controller
+
+TOKEN = "the-token-of-the-tests"
+RESPONDER, RECONCILE = "gpuops-responder.service", "gpuops-reconcile.service"
+STOP_SECONDS = 15  # the unit's TimeoutStopSec
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    with running_controller(tmp_path_factory.mktemp("systemd") / "machine", ["bare-1", "bare-2", "bare-3"]) as made:
+        run = made.deploy(TOKEN)
+        assert run.ok, run.output
+        wait_until(made.answers, "the responder's webhook", 120)
+        made.mode("act")
+        yield made
+        open('/tmp/sd/journal.log','w').write(made.systemd._inside('journalctl').stdout)
+
+
+def contained(machine, node):
+    """In one incident, by one write."""
+    wait_until(lambda: machine.incidents(node) == ["contained"], f"{node} contained", 240)
+    assert machine.node(node)["processes"] == []
+    return [entry["status"] for entry in machine.journal(node) if entry["action"] == "terminate"] == ["intended", "applied"]
+
+
+def standing_run(machine, node):
+    """The process of a run that does not end by itself."""
+    machine.stand(node)
+    machine.post(node, TOKEN)
+    pid = wait_until(machine.standing, "a run that stands", 120)
+    assert pid in machine.systemd.members(RESPONDER)
+    return pid
+
+
+def test_an_alert_comes_to_its_end(machine):
+    """The sandbox leaves a run what it needs, SSH to the node and a vault's password among it."""
+    machine.post("bare-1", TOKEN)
+    assert contained(machine, "bare-1")
+
+
+def test_secrets(machine):
+    """Neither systemd nor its journal nor a command line shows them; a credential is the service's user's and root's."""
+    systemd = machine.systemd
+    shown = systemd.systemctl("show", "--all", RESPONDER, RECONCILE) + systemd.journal()
+    shown += systemd.run("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout
+    assert "ansible-rulebook" in shown and TOKEN not in shown and VAULT not in shown
+    credential = f"/run/credentials/{RESPONDER}/vault"
+    assert systemd.run("cat", credential).stdout == VAULT
+    assert systemd.run("cat", credential, user="nobody", check=False).returncode
+    for name in ("vault", "responder.env", "responder.yml"):
+        assert systemd.run("cat", f"/etc/gpuops/{name}", user=USER, check=False).returncode, f"{USER} reads {name}"
+
+
+def test_killed(machine):
+    """systemd ends the run that the rulebook left, starts the rulebook again, and the timer's reconcile finishes what was begun, once."""
+    pid = standing_run(machine, "bare-2")
+    machine.systemd.systemctl("kill", "--kill-whom=main", "--signal=KILL", RESPONDER)
+    wait_until(lambda: pid not in machine.systemd.members(RESPONDER), "the end of the run that was left", STOP_SECONDS + 30)
+    wait_until(machine.answers, "the responder's webhook", 120)
+    assert machine.systemd.show(RESPONDER, "NRestarts") == "1"
+    assert contained(machine, "bare-2")
+    wait_until(lambda: machine.systemd.show(RECONCILE, "ActiveState") == "inactive", "a moment between two reconciles", 120)
+    assert (machine.systemd.show(RECONCILE, "Result"), machine.systemd.show(RECONCILE, "ExecMainStatus")) == ("success", "0")
+
+
+def test_stopped(machine):
+    """Nobody is left, not even what ignores SIGTERM in a session of its own."""
+    standing_run(machine, "bare-3")
+    began = time.monotonic()
+    machine.systemd.systemctl("stop", RESPONDER)
+    assert time.monotonic() - began < STOP_SECONDS + 10
+    assert machine.systemd.members(RESPONDER) == []
+    for _time in range(2):
+        machine.systemd.systemctl("restart", RESPONDER)
+    wait_until(machine.answers, "the responder's webhook", 120)
+    assert contained(machine, "bare-3")
+
+
+def test_deployed_again(machine):
+    """Nothing is changed or restarted by the same settings, others restart the service, and systemd is not reloaded (S13)."""
+    first = machine.systemd.show(RESPONDER, "InvocationID")
+    run = machine.deploy(TOKEN)
+    assert run.ok and run.changed("localhost") == 0, run.output
+    assert machine.systemd.show(RESPONDER, "InvocationID") == first
+    run = machine.deploy(TOKEN, trigger_batch_size=100)
+    assert run.ok and "reload_pending" not in run.output, run.output
+    assert machine.systemd.show(RESPONDER, "InvocationID") != first
+    wait_until(machine.answers, "the responder's webhook", 120)
+    assert machine.systemd.systemctl("is-enabled", RESPONDER, "gpuops-reconcile.timer").split() == ["enabled", "enabled"]
+    assert "Reloading" not in machine.systemd.journal("_PID=1")
+    machine.systemd.systemctl("daemon-reload")
+    assert "Reloading" in machine.systemd.journal("_PID=1"), "what a reload looks like"
