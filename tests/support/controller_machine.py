@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from gpusim import build
 from loop import REPOSITORY, Run
 from own_systemd import OwnSystemd, running_systemd
 from ports import free_port
-from trigger import request
+from trigger import TOKEN, request
 
 VAULT = "the word that opens the vault"
 USER = "gpuops"
@@ -53,11 +52,16 @@ class ControllerMachine:
         self.systemd = systemd
         self.root = systemd.root
         self.port, self._ssh_port = free_port(), free_port()
-        self._hosts: dict[str, Any] = {}
+        self._variables: dict[str, Any] = {
+            "trigger_token": TOKEN,
+            "trigger_port": self.port,
+            "trigger_window_seconds": 0.1,
+            "responder_credentials": [{"name": "vault", "path": "/etc/gpuops/vault", "environment": "ANSIBLE_VAULT_PASSWORD_FILE"}],
+        }
 
     def lay_out(self, nodes: Sequence[str]) -> None:
         self._programs()
-        self.systemd.run("groupadd", "--system", USER)
+        self.systemd.run("groupadd", "--system", "--force", USER)
         self.systemd.run("install", "-d", "-o", "root", "-g", USER, "-m", "0750", "/etc/gpuops")
         self._ssh()
         self._hooks()
@@ -107,7 +111,8 @@ class ControllerMachine:
             "Subsystem": "sftp internal-sftp",
         }
         (self.root / "run/systemd/system/node-sshd.service").write_text(
-            "[Service]\nRuntimeDirectory=sshd\nExecStart=/usr/sbin/sshd -D -f /dev/null " + " ".join(f"'-o{name} {value}'" for name, value in options.items())
+            "[Service]\nRuntimeDirectory=sshd\nExecStart=/usr/sbin/sshd -D -f /dev/null "
+            + " ".join(f"'-o{name} {value}'" for name, value in options.items())
         )
         self.systemd.systemctl("start", "node-sshd")
 
@@ -160,17 +165,11 @@ class ControllerMachine:
         done = self.systemd.run(f"{PROGRAMS}/bin/{name}", *arguments, user=user, environment=environment, check=False, timeout_seconds=300)
         return Run(done.returncode, done.stdout + done.stderr)
 
-    def deploy(self, token: str, **variables: Any) -> Run:
-        """The role, with more of its variables beside those that the test needs; without their prefix gpuops_."""
-        wanted = {
-            "trigger_token": token,
-            "trigger_port": self.port,
-            "trigger_window_seconds": 0.1,
-            "responder_credentials": [{"name": "vault", "path": "/etc/gpuops/vault", "environment": "ANSIBLE_VAULT_PASSWORD_FILE"}],
-            **variables,
-        }
+    def deploy(self, **more: Any) -> Run:
+        """The role, with more of its variables, without their prefix gpuops_; they stay."""
+        self._variables.update(more)
         # In a file: a command line is everybody's to see, and systemd writes it into its journal.
-        (self.root / "srv/deploy.json").write_text(json.dumps({f"gpuops_{key}": value for key, value in wanted.items()}))
+        (self.root / "srv/deploy.json").write_text(json.dumps({f"gpuops_{key}": value for key, value in self._variables.items()}))
         there = ["--inventory=localhost,", "--connection=local", "-e@/srv/deploy.json"]
         return self.program("ansible-playbook", "gpuops.remediation.deploy_controller", *there)
 
@@ -196,11 +195,11 @@ class ControllerMachine:
             return request(self.port, "GET", "/healthz", token=None)[0] == 200
         return False
 
-    def post(self, node: str, token: str) -> list[int]:
+    def post(self, node: str) -> list[int]:
         """An alert about the node's GPU; the rows of the inbox."""
         labels = {"node": node, "xid": "48", "gpu": "0", "gpu_uuid": self.node(node)["gpus"][0]["uuid"]}
         message = alerts.rewritten(alerts.recorded("firing-single"), labels, annotations={"xid": None})
-        status, body = request(self.port, "POST", "/alerts", json.dumps(message).encode(), token)
+        status, body = request(self.port, "POST", "/alerts", json.dumps(message).encode())
         assert status == 200, body
         return list(json.loads(body)["inbox_ids"])
 

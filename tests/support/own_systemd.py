@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -73,7 +72,12 @@ class OwnSystemd:
         self.root = Path(f"/proc/{pid}/root")
 
     def run(
-        self, *command: str, user: str = "root", environment: Mapping[str, str] | None = None, check: bool = True, timeout_seconds: float = 120
+        self,
+        *command: str,
+        user: str = "root",
+        environment: Mapping[str, str] | None = None,
+        check: bool = True,
+        timeout_seconds: float = 120,
     ) -> subprocess.CompletedProcess[str]:
         """As a unit of its own, for which processes in other cgroups are somebody else's."""
         settings = [f"--setenv={name}={value}" for name, value in (environment or {}).items()]

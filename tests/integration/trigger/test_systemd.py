@@ -11,8 +11,8 @@ import time
 import pytest
 from cluster.objects import wait_until
 from controller_machine import USER, VAULT, running_controller
+from trigger import TOKEN
 
-TOKEN = "the-token-of-the-tests"
 RESPONDER, RECONCILE = "gpuops-responder.service", "gpuops-reconcile.service"
 STOP_SECONDS = 15  # the unit's TimeoutStopSec
 pytestmark = pytest.mark.timeout(600)
@@ -21,12 +21,11 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
     with running_controller(tmp_path_factory.mktemp("systemd") / "machine", ["bare-1", "bare-2", "bare-3"]) as made:
-        run = made.deploy(TOKEN)
+        run = made.deploy()
         assert run.ok, run.output
         wait_until(made.answers, "the responder's webhook", 120)
         made.mode("act")
         yield made
-        open('/tmp/sd/journal.log','w').write(made.systemd._inside('journalctl').stdout)
 
 
 def contained(machine, node):
@@ -39,7 +38,7 @@ def contained(machine, node):
 def standing_run(machine, node):
     """The process of a run that does not end by itself."""
     machine.stand(node)
-    machine.post(node, TOKEN)
+    machine.post(node)
     pid = wait_until(machine.standing, "a run that stands", 120)
     assert pid in machine.systemd.members(RESPONDER)
     return pid
@@ -47,7 +46,7 @@ def standing_run(machine, node):
 
 def test_an_alert_comes_to_its_end(machine):
     """The sandbox leaves a run what it needs, SSH to the node and a vault's password among it."""
-    machine.post("bare-1", TOKEN)
+    machine.post("bare-1")
     assert contained(machine, "bare-1")
 
 
@@ -89,17 +88,33 @@ def test_stopped(machine):
     assert contained(machine, "bare-3")
 
 
+def deployed(machine, **variables):
+    """What the role said, and whether the service was restarted."""
+    before = machine.systemd.show(RESPONDER, "InvocationID")
+    run = machine.deploy(**variables)
+    assert run.ok, run.output
+    return run, machine.systemd.show(RESPONDER, "InvocationID") != before
+
+
 def test_deployed_again(machine):
-    """Nothing is changed or restarted by the same settings, others restart the service, and systemd is not reloaded (S13)."""
-    first = machine.systemd.show(RESPONDER, "InvocationID")
-    run = machine.deploy(TOKEN)
-    assert run.ok and run.changed("localhost") == 0, run.output
-    assert machine.systemd.show(RESPONDER, "InvocationID") == first
-    run = machine.deploy(TOKEN, trigger_batch_size=100)
-    assert run.ok and "reload_pending" not in run.output, run.output
-    assert machine.systemd.show(RESPONDER, "InvocationID") != first
+    """Nothing is changed and nobody restarted by the same settings; others are taken up by a restart."""
+    run, restarted = deployed(machine)
+    assert (run.changed("localhost"), restarted) == (0, False), run.output
+    run, restarted = deployed(machine, trigger_batch_size=100)
+    assert restarted and "reload_pending" not in run.output, run.output
     wait_until(machine.answers, "the responder's webhook", 120)
-    assert machine.systemd.systemctl("is-enabled", RESPONDER, "gpuops-reconcile.timer").split() == ["enabled", "enabled"]
-    assert "Reloading" not in machine.systemd.journal("_PID=1")
-    machine.systemd.systemctl("daemon-reload")
-    assert "Reloading" in machine.systemd.journal("_PID=1"), "what a reload looks like"
+
+
+def test_no_reload(machine):
+    """S13: new units were enabled and started without one; loaded ones that changed are named and left, unless a reload is allowed."""
+
+    def reloads():
+        return machine.systemd.journal("_PID=1").count("Reloading")
+
+    enabled = machine.systemd.systemctl("is-enabled", RESPONDER, "gpuops-reconcile.timer").split()
+    assert (enabled, reloads()) == (["enabled", "enabled"], 0)
+    run, restarted = deployed(machine, responder_tasks_max=4095)
+    assert f"reload_pending: {RESPONDER}, {RECONCILE}" in run.output, run.output
+    assert (restarted, reloads(), machine.systemd.show(RESPONDER, "TasksMax")) == (False, 0, "4096")
+    _run, restarted = deployed(machine, responder_tasks_max=4094, responder_daemon_reload=True)
+    assert (restarted, reloads(), machine.systemd.show(RESPONDER, "TasksMax")) == (True, 1, "4094")
