@@ -95,12 +95,8 @@ class OwnSystemd:
 
     def members(self, unit: str) -> list[int]:
         """The processes in a unit's cgroup and below, as they are numbered inside."""
-        return [int(pid) for path in self._cgroups(unit) for pid in self._inside("cat", str(path), check=False).stdout.split()]
-
-    def _cgroups(self, unit: str) -> list[Path]:
-        folder = Path("/sys/fs/cgroup/system.slice") / unit
-        found = self._inside("find", str(folder), "-name", "cgroup.procs", check=False).stdout.split()
-        return [Path(path) for path in found]
+        below = ["find", f"/sys/fs/cgroup/system.slice/{unit}", "-name", "cgroup.procs", "-exec", "cat", "{}", "+"]
+        return [int(pid) for pid in self._inside(*below, check=False).stdout.split()]
 
     def _inside(self, *command: str, check: bool = True, timeout_seconds: float = 120) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
