@@ -119,7 +119,7 @@ class ControllerMachine:
     def _hooks(self) -> None:
         """Drop-ins that are there before systemd reads the units, since it must not be reloaded."""
         (self.root / "srv/stand").write_text(_STAND)
-        before = json.dumps({"Weigh the evidence": "sh /srv/stand"})
+        before = json.dumps({"Begin diagnose": "sh /srv/stand"})
         drop_ins = {
             "gpuops-responder.service": f"[Service]\nEnvironment='TESTS_BEFORE_TASK={before}' ANSIBLE_CALLBACK_PLUGINS={OURS}/tests/support/callbacks\n",
             "gpuops-reconcile.timer": "[Timer]\nOnCalendar=\nOnCalendar=*:*:0/30\nRandomizedDelaySec=0\n",

@@ -52,7 +52,7 @@ def standing_run(machine, node):
     machine.stand(node)
     with no_reconcile(machine):
         machine.post(node)
-        pid = wait_until(machine.standing, "a run that stands", 120)
+        pid = wait_until(machine.standing, "a run that stands", 240)
     assert pid in machine.systemd.members(RESPONDER)
     return pid
 
