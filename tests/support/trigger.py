@@ -165,7 +165,6 @@ class Rulebook:
         self.name = name
         self.arguments = arguments
         self.environment: dict[str, str] = {}
-        self.cgroup: Path | None = None  # where it and all that it starts run
         self.log = controller.directory / "rulebook.log"
         self.variables = {
             "gpuops_trigger_port": free_port(),
@@ -201,7 +200,6 @@ class Rulebook:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=self._enter,
             )
         wait_until(self._answers, "the rulebook's webhook", 120)
 
@@ -217,10 +215,6 @@ class Rulebook:
         """Its process and all that descend from it."""
         assert self.process is not None
         return {self.process.pid, *children(self.process.pid)} if self.runs else set()
-
-    def _enter(self) -> None:
-        if self.cgroup:
-            (self.cgroup / "cgroup.procs").write_text("0")
 
     def _answers(self) -> bool:
         assert self.process is not None

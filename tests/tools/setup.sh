@@ -54,6 +54,8 @@ if [ "$1" = test ]; then
     debian prometheus-alertmanager 'command -v prometheus-alertmanager amtool'
     debian shellcheck 'command -v shellcheck'
     debian systemd 'command -v systemd-analyze'
+    debian dbus 'command -v dbus-daemon'
+    debian openssh-server 'test -x /usr/sbin/sshd'
 fi
 if [ -n "$missing" ]; then
     say "Debian packages:$missing"

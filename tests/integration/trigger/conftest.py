@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from own_cgroup import cgroup_v2
 from postgresql import server, url
 
-__all__ = ["cgroup_v2", "server", "url"]
+__all__ = ["server", "url"]

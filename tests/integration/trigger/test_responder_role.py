@@ -19,23 +19,6 @@ USER = f"gpuops-{os.getpid()}"
 TOKEN = r"it's a \ \" token"
 
 
-# As much of it as Ansible's module asks for: it notes each call, and a unit is active once it was started.
-SYSTEMCTL = """#!/bin/sh
-echo "$@" >>{folder}/calls
-for unit; do :; done
-case $1 in
-start | restart) touch {folder}/active-$unit ;;
-daemon-reload) rm -f {folder}/stale ;;
-show)
-    echo "Id=$unit"
-    echo LoadState=loaded
-    [ -e {folder}/active-$unit ] && echo ActiveState=active || echo ActiveState=inactive
-    [ -e {folder}/stale ] && echo NeedDaemonReload=yes || echo NeedDaemonReload=no
-    ;;
-esac
-"""
-
-
 @pytest.fixture
 def deploy(tmp_path):
     """Runs the role with its files in a folder of the test; the answer is the run, `config` and `units` are there."""
@@ -48,7 +31,6 @@ def deploy(tmp_path):
             "responder_user": USER,
             "responder_start": False,
         }
-        controller.more_environment["PATH"] = os.pathsep.join([str(tmp_path / "programs"), os.environ["PATH"]])
         yield lambda *arguments, **variables: controller.play("deploy_controller", *arguments, **{**fixed, **variables})
     for command in ("userdel", "groupdel"):
         subprocess.run([command, USER], check=False, capture_output=True)
@@ -155,24 +137,3 @@ def test_by_awx(deploy, tmp_path):
     }
     settings = yaml.safe_load((tmp_path / "config" / "responder.yml").read_text())
     assert settings["gpuops_awx_remediate_template"] == "gpuops remediate"
-
-
-@pytest.mark.timeout(600)
-def test_no_reload(deploy, tmp_path):
-    """S13: new units are enabled and started without one; a loaded unit that changed is named and left, unless a reload is allowed."""
-    programs, running = tmp_path / "programs", ["-e", json.dumps({"responder_systemd_dir": str(tmp_path)})]
-    programs.mkdir()
-    (programs / "systemctl").write_text(SYSTEMCTL.format(folder=programs))
-    (programs / "systemctl").chmod(0o755)
-
-    def calls(**variables):
-        (programs / "calls").write_text("")
-        run = deploy(*running, trigger_token="one", responder_start=True, **variables)
-        assert run.ok, run.output
-        made = (programs / "calls").read_text().splitlines()
-        return [call for call in made if not call.startswith("show")], "reload_pending: gpuops-responder.service" in run.output
-
-    assert calls() == (["start gpuops-responder.service", "start gpuops-reconcile.timer"], False)
-    (programs / "stale").touch()
-    assert calls(responder_tasks_max=99) == ([], True)
-    assert calls(responder_tasks_max=100, responder_daemon_reload=True) == (["daemon-reload", "restart gpuops-responder.service"], False)
