@@ -45,8 +45,11 @@ options:
     description: The UID that the node must have. A node which was deleted and created again under its name is left alone.
     type: str
   gpu:
-    description: The GPU by UUID or PCI address. Not needed to undo what an incident did.
-    type: str
+    description:
+      - The GPU by UUID, by PCI address, or by both, of which the first counts that a driver uses in its ResourceSlices.
+      - It is not needed to undo what an incident did.
+    type: list
+    elements: str
   state:
     description: What is wanted.
     type: str
@@ -169,7 +172,7 @@ SPEC = {
         **LEDGER_SPEC,
         "node": {"required": True},
         "uid": {},
-        "gpu": {},
+        "gpu": {"type": "list", "elements": "str"},
         "state": {"default": "present", "choices": ["present", "absent"]},
         "taint": {"type": "dict", "default": {"key": TAINT_KEY, "value": TAINT_VALUE, "effect": TAINT_EFFECT}, "options": TAINT_SPEC},
         "preview": {"type": "bool", "default": False},

@@ -63,9 +63,10 @@ options:
         - Where neither says it for certain, all pods that request or claim a GPU.
   gpu:
     description:
-      - The sick GPU by UUID or PCI address. Where a driver hands it out by Dynamic Resource Allocation, and no device plugin does, the
+      - The sick GPU as in M(gpuops.remediation.device_taint). Where a driver hands it out by Dynamic Resource Allocation, and no device plugin does, the
         ResourceClaims say whose it is.
-    type: str
+    type: list
+    elements: str
   pods:
     description: The pods that are known for certain to use the sick GPU.
     type: list
@@ -91,6 +92,7 @@ options:
     default: false
 seealso:
   - module: gpuops.remediation.node_taint
+  - module: gpuops.remediation.device_taint
 """
 
 EXAMPLES = r"""
@@ -201,7 +203,7 @@ SPEC = {
         "node": {"required": True},
         "uid": {},
         "scope": {"default": "node", "choices": ["node", "gpu"]},
-        "gpu": {},
+        "gpu": {"type": "list", "elements": "str"},
         "pods": {"type": "list", "elements": "dict", "options": {"uid": {"required": True}}},
         "deadline_seconds": {"type": "float", "default": 300.0},
         "evict_unmanaged": {"type": "bool", "default": False},

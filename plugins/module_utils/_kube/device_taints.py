@@ -87,10 +87,14 @@ def _names(raw: Mapping[str, Any]) -> Iterable[str]:
             yield normalize_pci(text) or text
 
 
-def devices_of(devices: Iterable[Device], node: str, gpu: str) -> list[Device]:
-    """What is handed out of one GPU (its UUID or PCI address) of a node."""
-    name = normalize_pci(gpu) or gpu.lower()
-    return [device for device in devices if device.node == node and name in device.names]
+def devices_of(devices: Collection[Device], node: str, gpu: Iterable[str]) -> list[Device]:
+    """What is handed out of one GPU of a node. Of its names, UUID or PCI address, the first counts that a driver uses."""
+    for given in gpu:
+        name = normalize_pci(given) or given.lower()
+        found = [device for device in devices if device.node == node and name in device.names]
+        if found:
+            return found
+    return []
 
 
 def rule_name(incident: str, device: DeviceId, suffix: str = "") -> str:

@@ -25,7 +25,6 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.device_ta
     devices_of,
     plan,
     rule_of,
-    show_rule,
     wanted,
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import (
@@ -50,11 +49,11 @@ def part_of(rule: str) -> str:
     return f"{KIND}/{rule}"
 
 
-def taintable(node: Node, devices: Sequence[Device], gpu: str) -> list[Device]:
+def taintable(node: Node, devices: Sequence[Device], gpu: Sequence[str]) -> list[Device]:
     """The devices of the GPU, where a taint on them keeps all new work from it."""
     found = devices_of(devices, node.name, gpu)
     if not found:
-        raise DeviceNotTaintable(f"no ResourceSlice has {gpu} on node {node.name}")
+        raise DeviceNotTaintable(f"no ResourceSlice has {' or '.join(gpu)} on node {node.name}")
     if node.gpu_resources:
         raise DeviceNotTaintable(f"on node {node.name} a device plugin hands out {', '.join(node.gpu_resources)} too")
     return found
@@ -87,7 +86,7 @@ class DeviceWriter:
                 rules[name] = rule
         return rules
 
-    def present(self, gpu: str, taint: Taint, suffix: str = "") -> Outcome[Rules]:
+    def present(self, gpu: Sequence[str], taint: Taint, suffix: str = "") -> Outcome[Rules]:
         """Taint all devices of the GPU. One that its driver has ceased to list stays as it is."""
         changes = self.changes()
         made: dict[str, Rule] = {}
@@ -123,7 +122,7 @@ class DeviceWriter:
             self._keep(changes, outcome.after)
         return outcome
 
-    def _rules(self, node: Node, gpu: str, taint: Taint, suffix: str, standing: Rules) -> list[Rule]:
+    def _rules(self, node: Node, gpu: Sequence[str], taint: Taint, suffix: str, standing: Rules) -> list[Rule]:
         try:
             devices = taintable(node, self._resources.devices(node.name), gpu)
         except DeviceNotTaintable:
@@ -137,7 +136,7 @@ class DeviceWriter:
     def _keep(self, changes: Mapping[str, Change], rules: Rules) -> None:
         """Read back. What nobody wants by now is taken off again: its incident was released while it was being written."""
         kept = {name: change for name, change in changes.items() if name in rules}
-        undone = [name for name, change in kept.items() if not self._permit.applied(change, show_rule(rules[name]))]
+        undone = [name for name, change in kept.items() if not self._permit.applied(change, dict(rules[name].taint))]
         if undone:
             self.take_back([rules[name] for name in undone])
 
@@ -147,7 +146,7 @@ class DeviceWriter:
             f"incident {self._incident} was ended while a device of node {self._node.name} was being tainted; what was written is gone again"
         )
 
-    def absent(self, gpu: str) -> Outcome[Rules]:
+    def absent(self, gpu: Sequence[str]) -> Outcome[Rules]:
         """Take an operator's own rules off."""
         node = self._node.read()
         names = [rule_of("", device.id, {}).name for device in devices_of(self._resources.devices(node.name), node.name, gpu)]
@@ -171,7 +170,7 @@ class DeviceWriter:
             self._permit.reverted(change)
         return outcome
 
-    def preview(self, gpu: str, taint: Taint) -> str:
+    def preview(self, gpu: Sequence[str], taint: Taint) -> str:
         """What the effect NoExecute would do, in the server's words: it is asked by a rule without effect, which is deleted again."""
         until = self._node.deadline.within(PREVIEW_SECONDS)
         rules = self.present(gpu, {**taint, "effect": "None"}, PREVIEW).after
@@ -235,7 +234,7 @@ class DeviceWriter:
 class DeviceHolders:
     """The pods that hold one GPU of a node, where its drivers' claims say so for certain."""
 
-    def __init__(self, writer: DeviceWriter, resources: ResourceApi, gpu: str) -> None:
+    def __init__(self, writer: DeviceWriter, resources: ResourceApi, gpu: Sequence[str]) -> None:
         self._writer, self._resources, self._gpu = writer, resources, gpu
         self._devices: list[Device] = []
 
@@ -251,6 +250,6 @@ class DeviceHolders:
             return None
 
 
-def device_holders(node: NodeWriter, gpu: str) -> DeviceHolders:
+def device_holders(node: NodeWriter, gpu: Sequence[str]) -> DeviceHolders:
     resources = ResourceApi(node.api, node.deadline)
     return DeviceHolders(DeviceWriter(node, resources), resources, gpu)

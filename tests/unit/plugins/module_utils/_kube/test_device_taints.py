@@ -27,7 +27,7 @@ WHOLE = {"gpu-0": {"uuid": "GPU-a", "resource.kubernetes.io/pciBusID": "0000:19:
 @pytest.mark.parametrize("gpu", ["GPU-a", "gpu-A", "0000:19:00.0", "00000000:19:00.0"])
 def test_a_gpu_is_found_by_uuid_and_by_address(gpu):
     devices = parse_devices([resource_slice("gpu-1", WHOLE), resource_slice("gpu-2", WHOLE)])
-    assert [device.id for device in devices_of(devices, "gpu-1", gpu)] == [GPU_0]
+    assert [device.id for device in devices_of(devices, "gpu-1", [gpu])] == [GPU_0]
 
 
 def test_several_drivers_and_the_parts_of_a_gpu():
@@ -38,14 +38,19 @@ def test_several_drivers_and_the_parts_of_a_gpu():
         resource_slice("gpu-1", {"nic": {"nearestGpu": "GPU-a"}}, driver="nic.example.com"),
     ]
     devices = parse_devices(slices)
-    assert [device.id.device for device in devices_of(devices, "gpu-1", "GPU-a")] == ["mig-0", "mig-1"]
-    assert [device.id.driver for device in devices_of(devices, "gpu-1", "0000:19:00.0")] == ["gpu.example.com"]
+    assert [device.id.device for device in devices_of(devices, "gpu-1", ["GPU-a"])] == ["mig-0", "mig-1"]
+    assert [device.id.driver for device in devices_of(devices, "gpu-1", ["0000:19:00.0"])] == ["gpu.example.com"]
+
+
+def test_the_first_name_that_a_driver_uses_counts():
+    devices = parse_devices([resource_slice("gpu-1", {"card": {"pciBusID": "0000:19:00.0"}, "other": {"uuid": "GPU-b"}})])
+    assert [device.id.device for device in devices_of(devices, "gpu-1", ["GPU-a", "0000:19:00.0", "GPU-b"])] == ["card"]
 
 
 def test_of_a_pool_only_the_newest_generation():
     old, new = resource_slice("gpu-1", WHOLE), resource_slice("gpu-1", {"gpu-7": {"uuid": "GPU-a"}})
     new["spec"]["pool"]["generation"] = 2
-    assert [device.id.device for device in devices_of(parse_devices([old, new]), "gpu-1", "GPU-a")] == ["gpu-7"]
+    assert [device.id.device for device in devices_of(parse_devices([old, new]), "gpu-1", ["GPU-a"])] == ["gpu-7"]
 
 
 def test_a_slice_of_several_nodes_says_it_by_device():

@@ -76,7 +76,7 @@ class World:
 def test_everything_is_asked_before_the_write_in_order():
     """S4, S8, S9: the node is read and never written."""
     world = World()
-    outcome = world.writer(uid="u1").present("GPU-3", OURS)
+    outcome = world.writer(uid="u1").present(["GPU-3"], OURS)
     assert [step[0] for step in world.ledger.asked] == ["authorize", "take_slot", "intend", "applied"]
     assert (world.written(), world.devices()) == ([("POST", RULES)], ["gpu-3"])
     [name] = outcome.after
@@ -87,7 +87,7 @@ def test_everything_is_asked_before_the_write_in_order():
 
 def test_all_parts_of_a_gpu():
     world = World(devices={"mig-0": {"parentUUID": "GPU-a"}, "mig-1": {"parentUUID": "GPU-a"}, "mig-2": {"parentUUID": "GPU-b"}})
-    world.writer().present("GPU-a", OURS)
+    world.writer().present(["GPU-a"], OURS)
     assert world.devices() == ["mig-0", "mig-1"]
     world.writer().release()
     assert (world.devices(), {row.status for row in world.ledger.rows}) == ([], {"reverted"})
@@ -95,9 +95,9 @@ def test_all_parts_of_a_gpu():
 
 def test_again_writes_nothing():
     world = World()
-    world.writer().present("GPU-3", OURS)
+    world.writer().present(["GPU-3"], OURS)
     asked = len(world.ledger.asked)
-    assert not world.writer().present("GPU-3", OURS).steps
+    assert not world.writer().present(["GPU-3"], OURS).steps
     assert (len(world.api.writes()), [step[0] for step in world.ledger.asked[asked:]]) == (1, [])
 
 
@@ -105,7 +105,7 @@ def test_a_release_deletes_exactly_our_own():
     """S7, S9: another incident's rule on the same device stays until its own release."""
     world = World()
     for incident in ("a", "b"):
-        world.writer(incident=incident).present("GPU-3", OURS)
+        world.writer(incident=incident).present(["GPU-3"], OURS)
     theirs = {"metadata": {"name": "theirs"}, "spec": {"deviceSelector": {}, "taint": OURS}}
     world.api.put(f"{RULES}/theirs", theirs)
     assert [step.action for step in world.writer().release().steps] == ["delete"]
@@ -130,7 +130,7 @@ def test_a_refusal_writes_nothing(check):
     world.ledger.refuse[check] = RemediationError("no")
     for check_mode in (True, False):
         with pytest.raises(RemediationError, match="no"):
-            world.writer(check_mode=check_mode).present("GPU-3", OURS)
+            world.writer(check_mode=check_mode).present(["GPU-3"], OURS)
     assert world.api.writes() == []
 
 
@@ -143,7 +143,7 @@ def test_a_refusal_writes_nothing(check):
 )
 def test_not_alone(world, gpu, why):
     with pytest.raises(DeviceNotTaintable, match=why):
-        world.writer().present(gpu, OURS)
+        world.writer().present([gpu], OURS)
     assert (world.api.writes(), world.ledger.rows) == ([], [])
 
 
@@ -151,9 +151,9 @@ def test_not_alone_beside_a_device_plugin():
     world = World()
     world.put_node(capacity={"nvidia.com/gpu": "8", "cpu": "8"})
     with pytest.raises(DeviceNotTaintable, match="a device plugin hands out"):
-        world.writer().present("GPU-3", OURS)
+        world.writer().present(["GPU-3"], OURS)
     world.put_node(capacity={"nvidia.com/gpu": "0"})
-    assert world.writer().present("GPU-3", OURS).steps
+    assert world.writer().present(["GPU-3"], OURS).steps
 
 
 @pytest.mark.parametrize("what", ["resourceslices", "devicetaintrules"])
@@ -167,12 +167,12 @@ def test_not_alone_without_the_rights(what):
 
     world.api.before = refuse
     with pytest.raises(DeviceNotTaintable, match="may not"):
-        world.writer().present("GPU-3", OURS)
+        world.writer().present(["GPU-3"], OURS)
 
 
 def test_the_older_version():
     world = World(rules="v1alpha3")
-    world.writer().present("GPU-3", OURS)
+    world.writer().present(["GPU-3"], OURS)
     [(_path, rule)] = world.rules().items()
     assert rule["apiVersion"] == "resource.k8s.io/v1alpha3"
     assert world.writer().release().steps
@@ -191,13 +191,13 @@ def test_the_node_is_not_the_one_or_not_ours(how, error):
     world = World()
     how(world)
     with pytest.raises(error):
-        world.writer(uid="u1").present("GPU-3", OURS)
+        world.writer(uid="u1").present(["GPU-3"], OURS)
     assert world.api.writes() == []
 
 
 def test_a_rule_of_a_node_that_is_gone_is_still_ours_to_delete():
     world = World()
-    world.writer(uid="u1").present("GPU-3", OURS)
+    world.writer(uid="u1").present(["GPU-3"], OURS)
     world.put_node(uid="u2")
     assert world.writer(uid="u1").release().steps
     assert world.rules() == {}
@@ -208,9 +208,9 @@ def test_killed_between_write_and_commit():
     world = World()
     world.ledger.refuse["applied"] = RemediationError("killed")
     with pytest.raises(RemediationError, match="killed"):
-        world.writer().present("GPU-3", OURS)
+        world.writer().present(["GPU-3"], OURS)
     world.ledger.refuse.clear()
-    world.writer().present("GPU-3", OURS)
+    world.writer().present(["GPU-3"], OURS)
     assert (len(world.rules()), world.ledger.rows[0].status) == (1, "applied")
 
 
@@ -218,9 +218,9 @@ def test_killed_before_the_write():
     world = World()
     world.before_post(lambda path, body: (_ for _ in ()).throw(RemediationError("killed")))
     with pytest.raises(RemediationError, match="killed"):
-        world.writer().present("GPU-3", OURS)
+        world.writer().present(["GPU-3"], OURS)
     assert (world.rules(), world.ledger.rows[0].status) == ({}, "intended")
-    world.writer().present("GPU-3", OURS)
+    world.writer().present(["GPU-3"], OURS)
     assert (len(world.rules()), world.ledger.rows[0].status) == (1, "applied")
 
 
@@ -232,7 +232,7 @@ def test_a_write_whose_answer_was_lost_is_not_made_twice():
         raise ApiUnavailable("connection reset")
 
     world.before_post(lose)
-    world.writer().present("GPU-3", OURS)
+    world.writer().present(["GPU-3"], OURS)
     assert (len(world.rules()), world.ledger.rows[0].status) == (1, "applied")
 
 
@@ -250,7 +250,7 @@ def test_a_release_that_comes_between_leaves_no_rule_behind(ledger):
 
     world.before_post(released)
     with pytest.raises(IncidentEnded):
-        world.writer(incident=incident).present("GPU-3", OURS)
+        world.writer(incident=incident).present(["GPU-3"], OURS)
     assert world.rules() == {}
 
 
@@ -258,44 +258,44 @@ def test_a_release_that_comes_between_leaves_no_rule_behind(ledger):
 def test_a_human_wins(how):
     """S6, S7."""
     world = World()
-    [name] = world.writer().present("GPU-3", OURS).after
+    [name] = world.writer().present(["GPU-3"], OURS).after
     if how == "deleted":
         world.api.objects.pop(f"{RULES}/{name}")
     else:
         world.api.objects[f"{RULES}/{name}"]["spec"]["taint"]["value"] = "sent-back"
     left = dict(world.rules())
     with pytest.raises(HumanOverride):
-        world.writer().present("GPU-3", OURS)
+        world.writer().present(["GPU-3"], OURS)
     assert not world.writer().release().steps
     assert (world.rules(), world.ledger.rows[0].status) == (left, "reverted")
 
 
 def test_a_name_that_is_taken_is_left_alone():
     world = World()
-    [name] = world.writer(incident="").present("GPU-3", OURS).after
+    [name] = world.writer(incident="").present(["GPU-3"], OURS).after
     world.api.objects[f"{RULES}/{name}"]["spec"]["deviceSelector"] = {}
     with pytest.raises(HumanOverride):
-        world.writer(incident="").present("GPU-3", OURS)
+        world.writer(incident="").present(["GPU-3"], OURS)
     assert len(world.api.writes()) == 1
 
 
 def test_a_gpu_that_its_driver_has_ceased_to_list_stays_tainted():
     """As after a restart of the driver that no longer sees the lost GPU."""
     world = World()
-    world.writer().present("GPU-3", OURS)
+    world.writer().present(["GPU-3"], OURS)
     world.api.put(SLICE, resource_slice("gpu-1", {"gpu-0": {"uuid": "GPU-0"}}))
-    assert not world.writer().present("GPU-3", OURS).steps
+    assert not world.writer().present(["GPU-3"], OURS).steps
     assert world.devices() == ["gpu-3"]
 
 
 def test_a_prediction_is_the_servers_and_writes_nothing():
     world = World()
     world.ledger.check_mode = True
-    predicted = world.writer(check_mode=True).present("GPU-3", OURS)
+    predicted = world.writer(check_mode=True).present(["GPU-3"], OURS)
     assert world.written() == [("POST", RULES)], "with dryRun"
     assert world.rules() == {}
     world.ledger.check_mode = False
-    done = world.writer().present("GPU-3", OURS)
+    done = world.writer().present(["GPU-3"], OURS)
     assert (predicted.steps, list(predicted.after)) == (done.steps, list(done.after))
 
 
@@ -311,20 +311,20 @@ def test_a_preview_leaves_nothing():
             return {}
         return None
 
-    world.writer().present("GPU-3", OURS)
+    world.writer().present(["GPU-3"], OURS)
     world.api.before = answer
-    assert world.writer().preview("GPU-3", OURS) == "1 pod would be evicted"
+    assert world.writer().preview(["GPU-3"], OURS) == "1 pod would be evicted"
     said.clear()
     with pytest.raises(RemediationError, match="said nothing"):
-        world.writer(incident="").preview("GPU-3", OURS)
+        world.writer(incident="").preview(["GPU-3"], OURS)
     assert (world.devices(), [row.status for row in world.ledger.rows]) == (["gpu-3"], ["applied", "reverted"])
 
 
 def test_an_operators_own_use():
     world = World()
-    world.writer(incident="").present("GPU-3", OURS)
-    world.writer(incident="a").present("GPU-3", OURS)
-    assert world.writer(incident="").absent("GPU-3").steps
+    world.writer(incident="").present(["GPU-3"], OURS)
+    world.writer(incident="a").present(["GPU-3"], OURS)
+    assert world.writer(incident="").absent(["GPU-3"]).steps
     assert len(world.rules()) == 1, "the incident's stays"
 
 
@@ -337,7 +337,7 @@ class TestHolders:
 
     def uids(self, world, gpu="GPU-3", **options):
         writer, resources = world.parts(**options)
-        return DeviceHolders(writer, resources, gpu).uids(NodeWriter(world.api, Permit("gpu-1"), world.clock.deadline()).read())
+        return DeviceHolders(writer, resources, [gpu]).uids(NodeWriter(world.api, Permit("gpu-1"), world.clock.deadline()).read())
 
     def test_certain_by_the_claims(self):
         assert self.uids(self.world()) == {"u1"}
@@ -349,7 +349,7 @@ class TestHolders:
 
     def test_certain_by_our_rule_where_the_driver_lists_it_no_more(self):
         world = self.world()
-        world.writer().present("GPU-3", OURS)
+        world.writer().present(["GPU-3"], OURS)
         world.api.objects.pop(SLICE)
         assert self.uids(world) == {"u1"}
 

@@ -1,0 +1,78 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The playbooks where Dynamic Resource Allocation hands the GPUs out: one of sixteen is sick, and fifteen serve on."""
+
+from __future__ import annotations
+
+import pytest
+from cluster.objects import wait_until
+
+DRIVER = "gpu.nvidia.com"
+
+
+@pytest.fixture
+def claimed(fleet):
+    """Two nodes of eight GPUs, and work on some of them."""
+    fleet.gpu_nodes("gpu-1", "gpu-2", gpus=8, by_claim=True)
+    fleet.objects.device_class()
+    fleet.set("act")
+    with fleet.kubelet("--dra"):
+        fleet.objects.deployment("infer", 4, claim=DRIVER)
+        fleet.objects.pdb("infer", max_unavailable=1)
+        wait_until(lambda: sum(len(node.state()["pods"]) for node in fleet.nodes.values()) == 4, "the pods' processes")
+        yield fleet
+
+
+def sick_gpu(fleet):
+    """One that works: its pod, its node and its index."""
+    pod, (node, device) = sorted(fleet.objects.devices_held().items())[0]
+    return pod, node, int(device.removeprefix("gpu-"))
+
+
+def selected(fleet):
+    return [tuple(rule["spec"]["deviceSelector"][part] for part in ("driver", "pool", "device")) for rule in fleet.objects.taint_rules()]
+
+
+def test_one_gpu_from_alert_to_release(claimed):
+    """S7, S9, S11, S17: the GPU alone is fenced and quarantined, its pod moved, and its node never written."""
+    pod, name, gpu = sick_gpu(claimed)
+    others = {other: held for other, held in claimed.objects.devices_held().items() if other != pod}
+    claimed.nodes[name].xid(gpu, 79)
+    claimed.nodes[name].lost(gpu)
+
+    run = claimed.remediate(alert_file=claimed.alert(name, gpu, 79))
+
+    assert run.ok, run.output
+    [incident] = claimed.incidents()
+    assert (incident["state"], incident["gpu"]) == ("contained", claimed.uuid(name, gpu)), run.output
+    assert selected(claimed) == [(DRIVER, name, f"gpu-{gpu}")]
+    evicted = incident["stages"]["evict"]["data"]
+    assert (evicted["attribution"], [each["name"] for each in evicted["evicted"]]) == ("claims", [pod])
+    claimed.objects.wait_for_pods("infer", 4)
+    held = claimed.objects.devices_held()
+    assert {other: held[other] for other in others} == others
+    assert (name, f"gpu-{gpu}") not in held.values()
+    assert [entry.resource for entry in claimed.writes()][:2] == ["devicetaintrules", "leases"], "fenced before the diagnosis took the lock"
+
+    claimed.nodes[name].reboot()
+    released = claimed.play("release", incident_id=incident["id"])
+    assert released.ok, released.output
+    assert [(entry.verb, entry.code) for entry in claimed.writes("devicetaintrules")] == [("create", 201), ("delete", 200)]
+    assert (claimed.objects.taint_rules(), claimed.writes("nodes")) == ([], [])
+
+
+def test_the_whole_node(claimed):
+    """A fault of the node takes all of it out, and all of its work."""
+    _pod, name, gpu = sick_gpu(claimed)
+    claimed.nodes[name].xid(gpu, 79)
+    claimed.nodes[name].lost(gpu)
+    claimed.objects.api.patch("Node", name, {"status": {"capacity": {"nvidia.com/gpu": "8"}}}, subresource="status")
+
+    run = claimed.remediate(alert_file=claimed.alert(name, gpu, 79))
+
+    assert run.ok, run.output
+    [incident] = claimed.incidents()
+    assert "a device plugin hands out" in incident["stages"]["taint"]["reason"]
+    assert (selected(claimed), claimed.objects.taints(name)) == ([], ["gpu.unhealthy=true:NoSchedule"])
