@@ -7,22 +7,31 @@
 from __future__ import annotations
 
 import pytest
+from cluster import audit
 from cluster.objects import wait_until
+from fleet import TAINT
 
 DRIVER = "gpu.nvidia.com"
 
 
 @pytest.fixture
-def claimed(fleet):
-    """Two nodes of eight GPUs, and work on some of them."""
+def idle(fleet):
+    """Two nodes of eight GPUs."""
     fleet.gpu_nodes("gpu-1", "gpu-2", gpus=8, by_claim=True)
     fleet.objects.device_class()
     fleet.set("act")
     with fleet.kubelet("--dra"):
-        fleet.objects.deployment("infer", 4, claim=DRIVER)
-        fleet.objects.pdb("infer", max_unavailable=1)
-        wait_until(lambda: sum(len(node.state()["pods"]) for node in fleet.nodes.values()) == 4, "the pods' processes")
+        wait_until(lambda: len(fleet.objects.api.list("ResourceSlice")) == 2, "the GPUs published")
         yield fleet
+
+
+@pytest.fixture
+def claimed(idle):
+    """And work on some of them."""
+    idle.objects.deployment("infer", 4, claim=DRIVER)
+    idle.objects.pdb("infer", max_unavailable=1)
+    wait_until(lambda: sum(len(node.state()["pods"]) for node in idle.nodes.values()) == 4, "the pods' processes")
+    return idle
 
 
 def sick_gpu(fleet):
@@ -63,16 +72,40 @@ def test_one_gpu_from_alert_to_release(claimed):
     assert (claimed.objects.taint_rules(), claimed.writes("nodes")) == ([], [])
 
 
-def test_the_whole_node(claimed):
-    """A fault of the node takes all of it out, and all of its work."""
+def test_the_whole_node(idle):
+    """A fault of the node takes all of it out, and one of a GPU where its device plugin hands out GPUs too, which is said."""
+    idle.objects.api.patch("Node", "gpu-1", {"status": {"capacity": {"nvidia.com/gpu": "8"}}}, subresource="status")
+    idle.nodes["gpu-1"].xid(0, 48)
+    idle.nodes["gpu-2"].log("nvidia-nvswitch0: SXid (PCI:0000:a6:00.0): 23001, Fatal, Link 28 egress sequence error")
+
+    run = idle.remediate(alert_file=idle.together(idle.alert("gpu-1", 0, 48), idle.alert("gpu-2", None, None)))
+
+    assert run.ok, run.output
+    reasons = {one["node"]: one["stages"]["taint"]["reason"] for one in idle.incidents()}
+    assert "a device plugin hands out nvidia.com/gpu too" in reasons["gpu-1"], run.output
+    assert {name: idle.objects.taints(name) for name in idle.nodes} == {"gpu-1": [TAINT], "gpu-2": [TAINT]}
+    assert idle.objects.taint_rules() == []
+
+
+def test_the_modes(claimed):
+    """S4: a prediction asks the server and keeps nothing; observing does not even ask; fence taints the device and evicts nobody."""
     _pod, name, gpu = sick_gpu(claimed)
     claimed.nodes[name].xid(gpu, 79)
     claimed.nodes[name].lost(gpu)
-    claimed.objects.api.patch("Node", name, {"status": {"capacity": {"nvidia.com/gpu": "8"}}}, subresource="status")
+    alert = claimed.alert(name, gpu, 79)
+    predicted = claimed.remediate("--check", "--diff", alert_file=alert)
+    assert predicted.ok and predicted.failures == [], predicted.output
+    assert f'"device": "gpu-{gpu}"' in predicted.output
+    assert {(entry.resource, entry.verb, entry.dry_run) for entry in claimed.writes()} == {("devicetaintrules", "create", True)}
 
-    run = claimed.remediate(alert_file=claimed.alert(name, gpu, 79))
+    since = audit.now()
+    claimed.set("observe")
+    watched = claimed.remediate(alert_file=alert)
+    assert watched.ok, watched.output
+    assert claimed.writes(since=since) == []
 
-    assert run.ok, run.output
-    [incident] = claimed.incidents()
-    assert "a device plugin hands out" in incident["stages"]["taint"]["reason"]
-    assert (selected(claimed), claimed.objects.taints(name)) == ([], ["gpu.unhealthy=true:NoSchedule"])
+    claimed.set("fence")
+    fenced = claimed.remediate(alert_file=alert)
+    assert fenced.ok, fenced.output
+    assert selected(claimed) == [(DRIVER, name, f"gpu-{gpu}")]
+    assert claimed.writes("pods/eviction", "nodes") == []
