@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Step
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Taint, same
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Taint, same, spot_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._names import LABEL_INCIDENT
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.lines import normalize_pci
 
@@ -133,13 +133,13 @@ def manifest(rule: Rule, version: str, node: str, node_uid: str) -> dict[str, An
 
 
 def as_made(rule: Rule, made: Rule) -> bool:
-    """Whether a rule still says what we made it say. Its timeAdded does not count."""
-    return (rule.id, rule.incident, rule.taint.get("key"), rule.taint.get("effect")) == (
-        made.id,
-        made.incident,
-        made.taint["key"],
-        made.taint["effect"],
-    ) and same(rule.taint, made.taint)
+    """Whether a rule still says what we made it say."""
+    return (rule.id, rule.incident) == (made.id, made.incident) and same_taint(rule.taint, made.taint)
+
+
+def same_taint(one: Taint, other: Taint) -> bool:
+    """By key, effect and value; its timeAdded does not count."""
+    return spot_of(one) == spot_of(other) and same(one, other)
 
 
 def plan(rules: Rules, want: Mapping[str, Rule | None]) -> list[Step]:

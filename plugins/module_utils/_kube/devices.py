@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Callable
+from typing import Callable
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import NotConverged, Outcome, Step, converge
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import IncidentEnded
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.device_taints import (
     Device,
     Rule,
@@ -25,6 +26,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.device_ta
     devices_of,
     plan,
     rule_of,
+    same_taint,
     wanted,
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import (
@@ -37,7 +39,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors im
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.permit import Change
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.resources import ResourceApi
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Node, Taint, same
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Node, Taint
 
 KIND = "device-taint"  # how the ledger names such a part of a node
 PREVIEW = "-preview"
@@ -79,7 +81,7 @@ class DeviceWriter:
         rules = {}
         for name, change in self.changes().items():
             rule = self._resources.rule(name)
-            ours = rule is not None and rule.incident == self._incident and same(rule.taint, change.wanted)
+            ours = rule is not None and rule.incident == self._incident and same_taint(rule.taint, change.wanted)
             if change.status == "applied" and not ours:
                 raise HumanOverride(f"somebody undid {name} on node {self._node.name}; it is not put back", part=part_of(name))
             if rule and ours:
@@ -163,7 +165,7 @@ class DeviceWriter:
         sole = self._permit.disown([part_of(name) for name in mine])
 
         def ours(rule: Rule) -> bool:
-            return rule.incident == self._incident and same(rule.taint, mine[rule.name].wanted)
+            return rule.incident == self._incident and same_taint(rule.taint, mine[rule.name].wanted)
 
         outcome = self._without(list(mine), ours, lambda: self._permit.check("release"))
         for change in sole.values():
@@ -183,7 +185,7 @@ class DeviceWriter:
                 self._remove(rules)
         return " ".join(said)
 
-    def _said(self, name: str, until: Any) -> str:
+    def _said(self, name: str, until: Deadline) -> str:
         while until.left():
             conditions = ((self._resources.raw_rule(name) or {}).get("status") or {}).get("conditions") or ()
             found = next((each for each in conditions if each["type"] == _CONDITION), None)

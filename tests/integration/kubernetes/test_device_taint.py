@@ -148,19 +148,25 @@ def test_a_server_in_trouble(cluster, responder, objects):
     assert [entry.code for entry in responder.writes("devicetaintrules")] == [500, 500, 201]
 
 
-def test_a_server_without_the_rules(tmp_path):
-    """The GPUs are handed out by claims all the same, so that it is certain whose pod is meant."""
+@pytest.mark.parametrize("served", [None, "v1alpha3"])
+def test_servers_of_other_kinds(tmp_path, served):
+    """Without the rules, the claims say all the same for certain whose pod is meant; and with their older version only."""
     flags = {name: ["--feature-gates=DRADeviceTaintRules=false"] for name in ("kube-controller-manager", "kube-scheduler")}
-    flags["kube-apiserver"] = ["--runtime-config=resource.k8s.io/v1beta2=false", "--feature-gates=DRADeviceTaintRules=false"]
+    versions = "resource.k8s.io/v1beta2=false" + (f",resource.k8s.io/{served}=true" if served else "")
+    flags["kube-apiserver"] = [f"--runtime-config={versions}", f"--feature-gates=DRADeviceTaintRules={str(bool(served)).lower()}"]
     with Cluster(tmp_path / "cluster", flags=flags) as cluster:
         cluster.objects.make_nodes("gpu-1", gpus=0)
         cluster.objects.publish("gpu-1", {f"gpu-{number}": attributes("gpu-1", number) for number in range(8)})
         cluster.objects.device_class()
         cluster.objects.deployment("infer", 8, claim=DRIVER)
         responder = Responder(cluster, tmp_path)
-        refused = responder.taint_device(node="gpu-1", gpu="GPU-gpu-1-0")
-        assert refused["error_kind"] == "device_not_taintable"
-        assert "serves no DeviceTaintRule" in refused["msg"]
+        result = responder.taint_device(node="gpu-1", gpu="GPU-gpu-1-0")
+        if served:
+            [written] = responder.writes("devicetaintrules")
+            assert (result["changed"], written.request["apiVersion"]) == (True, f"resource.k8s.io/{served}")
+        else:
+            assert result["error_kind"] == "device_not_taintable"
+            assert "serves no DeviceTaintRule" in result["msg"]
         [sick] = [pod for pod, held in cluster.objects.devices_held().items() if held == ("gpu-1", "gpu-0")]
         predicted = responder.drain(node="gpu-1", scope="gpu", gpu="GPU-gpu-1-0", check_mode=True)
         assert (predicted["attribution"], [pod["name"] for pod in predicted["evicted"]]) == ("claims", [sick])

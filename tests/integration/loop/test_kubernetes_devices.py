@@ -73,17 +73,21 @@ def test_one_gpu_from_alert_to_release(claimed):
 
 
 def test_the_whole_node(idle):
-    """A fault of the node takes all of it out, and one of a GPU where its device plugin hands out GPUs too, which is said."""
+    """A fault of the node takes all of it out, and one of a GPU where its device plugin hands out GPUs too, which is said. A fence for nothing is lifted."""
+    idle.gpu_nodes("well", gpus=8, by_claim=True)
+    wait_until(lambda: len(idle.objects.api.list("ResourceSlice")) == 3, "its GPUs published")
     idle.objects.api.patch("Node", "gpu-1", {"status": {"capacity": {"nvidia.com/gpu": "8"}}}, subresource="status")
     idle.nodes["gpu-1"].xid(0, 48)
     idle.nodes["gpu-2"].log("nvidia-nvswitch0: SXid (PCI:0000:a6:00.0): 23001, Fatal, Link 28 egress sequence error")
 
-    run = idle.remediate(alert_file=idle.together(idle.alert("gpu-1", 0, 48), idle.alert("gpu-2", None, None)))
+    run = idle.remediate(alert_file=idle.together(idle.alert("gpu-1", 0, 48), idle.alert("gpu-2", None, None), idle.alert("well", 5, 79)))
 
     assert run.ok, run.output
     reasons = {one["node"]: one["stages"]["taint"]["reason"] for one in idle.incidents()}
-    assert "a device plugin hands out nvidia.com/gpu too" in reasons["gpu-1"], run.output
-    assert {name: idle.objects.taints(name) for name in idle.nodes} == {"gpu-1": [TAINT], "gpu-2": [TAINT]}
+    assert "a device plugin hands out nvidia.com/gpu too" in reasons["gpu-1"] and not reasons["gpu-2"], run.output
+    assert {name: idle.objects.taints(name) for name in idle.nodes} == {"gpu-1": [TAINT], "gpu-2": [TAINT], "well": []}
+    assert idle.ended()[("well", idle.uuid("well", 5))] == "fence_lifted"
+    assert [entry.verb for entry in idle.writes("devicetaintrules")] == ["create", "delete"]
     assert idle.objects.taint_rules() == []
 
 

@@ -254,7 +254,7 @@ def test_a_release_that_comes_between_leaves_no_rule_behind(ledger):
     assert world.rules() == {}
 
 
-@pytest.mark.parametrize("how", ["deleted", "changed"])
+@pytest.mark.parametrize("how", ["deleted", {"value": "sent-back"}, {"effect": "None"}])
 def test_a_human_wins(how):
     """S6, S7."""
     world = World()
@@ -262,10 +262,11 @@ def test_a_human_wins(how):
     if how == "deleted":
         world.api.objects.pop(f"{RULES}/{name}")
     else:
-        world.api.objects[f"{RULES}/{name}"]["spec"]["taint"]["value"] = "sent-back"
+        world.api.objects[f"{RULES}/{name}"]["spec"]["taint"].update(how)
     left = dict(world.rules())
-    with pytest.raises(HumanOverride):
-        world.writer().present(["GPU-3"], OURS)
+    for act in (lambda: world.writer().present(["GPU-3"], OURS), world.writer().standing):
+        with pytest.raises(HumanOverride):
+            act()
     assert not world.writer().release().steps
     assert (world.rules(), world.ledger.rows[0].status) == (left, "reverted")
 
