@@ -16,7 +16,7 @@ description:
   - Mirror pods, pods of a DaemonSet, the responder's own pods and pods that have completed are never touched.
     Pods that no controller would make again stay unless O(evict_unmanaged=true), and pods annotated C(gpuops.remediation/evict=never) stay
     always; RV(kept) names both.
-  - A pod that tolerates the node's taints and came back is named and not evicted again; where nothing else is left, it is not waited for.
+  - A pod that tolerates the taints of node and device and came back is named and not evicted again; where nothing else is left, it is not waited for.
   - The node is not tainted by this module, and no cordon is ever lifted by it.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)

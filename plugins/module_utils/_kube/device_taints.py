@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Step
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import tolerated
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Taint, same, spot_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._names import LABEL_INCIDENT
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.lines import normalize_pci
@@ -169,12 +170,15 @@ def show(rules: Rules) -> dict[str, Any]:
     return {"rules": [show_rule(rule) for _name, rule in sorted(rules.items())]}
 
 
-def holders(claims: Iterable[Mapping[str, Any]], devices: Collection[DeviceId]) -> set[str]:
-    """The UIDs of the pods that a claim gives one of the devices to."""
-    found: set[str] = set()
+def holders(claims: Iterable[Mapping[str, Any]], devices: Mapping[DeviceId, Sequence[Taint]]) -> dict[str, bool]:
+    """The UIDs of the pods that a claim gives one of the devices to, and whether what the devices are tainted with would let each have it again."""
+    found: dict[str, bool] = {}
     for claim in claims:
         status = claim.get("status") or {}
-        results: Sequence[Mapping[str, Any]] = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-        if any(DeviceId(result["driver"], result["pool"], result["device"]) in devices for result in results):
-            found.update(user["uid"] for user in status.get("reservedFor") or () if user.get("resource") == "pods")
+        users = [user["uid"] for user in status.get("reservedFor") or () if user.get("resource") == "pods"]
+        for result in ((status.get("allocation") or {}).get("devices") or {}).get("results") or ():
+            device = DeviceId(result["driver"], result["pool"], result["device"])
+            if device in devices:
+                again = tolerated(result.get("tolerations") or (), devices[device])
+                found.update((uid, again and found.get(uid, True)) for uid in users)
     return found

@@ -20,6 +20,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.error
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.device_taints import (
     Device,
+    DeviceId,
     Rule,
     Rules,
     as_made,
@@ -240,14 +241,15 @@ class DeviceHolders:
         self._writer, self._resources, self._gpu = writer, resources, gpu
         self._devices: list[Device] = []
 
-    def uids(self, node: Node) -> set[str] | None:
-        """None where nobody can tell: the GPU is in no slice, or a device plugin hands it out too."""
-        ids = {rule.id for rule in self._writer.standing().values()}
+    def uids(self, node: Node) -> dict[str, bool] | None:
+        """Their UIDs, and whether each would get the GPU again. None where nobody can tell: it is in no slice, or a device plugin hands it out too."""
+        taints: dict[DeviceId, list[Taint]] = {rule.id: [rule.taint] for rule in self._writer.standing().values()}
         try:
             if not self._devices and not node.gpu_resources:
                 self._devices = devices_of(self._resources.devices(node.name), node.name, self._gpu)
-            ids |= {device.id for device in self._devices}
-            return self._resources.holders(ids) if ids else None
+            for device in self._devices:
+                taints.setdefault(device.id, [])
+            return self._resources.holders(taints) if taints else None
         except DeviceNotTaintable:  # it may not be read
             return None
 

@@ -61,6 +61,7 @@ class Drain:
         self._selection = selection
         self._given = selection.uids
         self._holders = holders
+        self._tolerant: set[str] = set()  # of the holders, who would get the GPU again
         self._own_namespace = own_namespace
         self._asking = threading.Lock()  # each eviction asks the ledger and the lock, one after another
         self._renewed = self._deadline.clock()
@@ -108,8 +109,8 @@ class Drain:
                 self._permit.renew_lock()
             self._look()
             for pod in self._left:
-                if tolerates(pod, self._taints):
-                    self._refusals[uid(pod)] = "it tolerates the node's taints"
+                if self._comes_back(pod):
+                    self._refusals[uid(pod)] = f"it tolerates the {self._kept_by}"
             if self._left:
                 raise EvictIncomplete(self._told())
             return self.report()
@@ -151,8 +152,8 @@ class Drain:
         self._left = [pod for pod in meant if uid(pod) not in kept]
         self._leaving.update((uid(pod), pod) for pod in self._left)
         for pod in self._left:
-            if uid(pod) not in self._first and not terminating(pod) and tolerates(pod, self._taints):
-                self._refusals[uid(pod)] = "came after the drain began, and would come again: it tolerates the node's taints"
+            if uid(pod) not in self._first and not terminating(pod) and self._comes_back(pod):
+                self._refusals[uid(pod)] = f"came after the drain began, and would come again: it tolerates the {self._kept_by}"
                 self._not_before[uid(pod)] = float("inf")
 
     def _attribute(self, node: Node) -> None:
@@ -161,10 +162,18 @@ class Drain:
             return
         uids = self._holders.uids(node)
         if uids is not None:
+            self._tolerant = {key for key, again in uids.items() if again}
             self._selection = replace(self._selection, uids={*uids, *(self._given or ())})
             self._attribution = "claims"
         elif self._attribution == "claims":
             raise EvictIncomplete(f"whose claims hold the GPU of node {node.name} can no longer be read")
+
+    def _comes_back(self, pod: Pod) -> bool:
+        return tolerates(pod, self._taints) and (self._attribution != "claims" or uid(pod) in self._tolerant)
+
+    @property
+    def _kept_by(self) -> str:
+        return "device's taint" if self._attribution == "claims" else "node's taints"
 
     def _hopeless(self) -> bool:
         """Whether all that is left came back and would again: waiting changes nothing."""

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -25,6 +25,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.device_ta
     parse_rule,
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import ApiUnavailable, DeviceNotTaintable, Forbidden, NotFound
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Taint
 
 GROUP = "/apis/resource.k8s.io"
 RULES, SLICES, CLAIMS = "devicetaintrules", "resourceslices", "resourceclaims"
@@ -66,9 +67,9 @@ class ResourceApi:
         query = {"fieldSelector": f"spec.nodeName={node}"} if node else {"resourceVersion": "0"}
         return parse_devices(self._read(f"{GROUP}/{version}/{SLICES}", **query)["items"])
 
-    def holders(self, devices: Iterable[DeviceId]) -> set[str]:
-        """The UIDs of the pods to which one of the devices is allocated."""
-        return holders(self._read(f"{GROUP}/{self.version(CLAIMS)}/{CLAIMS}")["items"], set(devices))
+    def holders(self, devices: Mapping[DeviceId, Sequence[Taint]]) -> dict[str, bool]:
+        """The UIDs of the pods to which one of the devices is allocated, and whether each tolerates how they are tainted."""
+        return holders(self._read(f"{GROUP}/{self.version(CLAIMS)}/{CLAIMS}")["items"], devices)
 
     def rule(self, name: str) -> Rule | None:
         raw = self.raw_rule(name)

@@ -100,4 +100,13 @@ def test_holders_are_the_pods_of_the_claims():
         {"metadata": {"name": "waits"}},
     ]
     claims[0]["status"]["reservedFor"].append({"resource": "podgroups", "name": "g", "uid": "g1"})
-    assert holders(claims, {GPU_0}) == {"u1", "u2"}
+    assert holders(claims, {GPU_0: [OURS]}) == {"u1": False, "u2": False}
+
+
+def test_a_claim_may_tolerate_how_its_device_is_tainted():
+    tolerant, other = claim("a", "gpu-1", "gpu-0", pods=["u1"]), claim("b", "gpu-1", "gpu-1", pods=["u1"])
+    tolerant["status"]["allocation"]["devices"]["results"][0]["tolerations"] = [{"key": "gpu.unhealthy", "operator": "Exists"}]
+    gpu_1 = GPU_0._replace(device="gpu-1")
+    assert holders([tolerant, other], {GPU_0: [OURS]}) == {"u1": True}
+    assert holders([tolerant, other], {GPU_0: [OURS], gpu_1: [OURS]}) == {"u1": False}
+    assert holders([other], {gpu_1: []}) == {"u1": True}, "nothing keeps it away"

@@ -341,18 +341,18 @@ class TestHolders:
         return DeviceHolders(writer, resources, [gpu]).uids(NodeWriter(world.api, Permit("gpu-1"), world.clock.deadline()).read())
 
     def test_certain_by_the_claims(self):
-        assert self.uids(self.world()) == {"u1"}
+        assert self.uids(self.world()) == {"u1": True}
 
     def test_certain_without_rules_too(self):
         world = self.world()
         world.api.objects.pop("/apis/resource.k8s.io/v1beta2")
-        assert self.uids(world) == {"u1"}
+        assert self.uids(world) == {"u1": True}
 
     def test_certain_by_our_rule_where_the_driver_lists_it_no_more(self):
         world = self.world()
         world.writer().present(["GPU-3"], OURS)
         world.api.objects.pop(SLICE)
-        assert self.uids(world) == {"u1"}
+        assert self.uids(world) == {"u1": False}
 
     def test_nobody_can_tell(self):
         world = self.world()

@@ -113,23 +113,37 @@ class Claims:
 def test_claims_say_whose_the_gpu_is():
     """S11: nobody else's pods go, whatever they request; a pod that joins a claim later does."""
     world = World(pod("a"), pod("b"), pod("c", limits={"nvidia.com/gpu": "1"}))
-    report = world.drain(Selection("gpu"), holders=Claims({"uid-a"}, {"uid-a", "uid-b"})).run()
+    report = world.drain(Selection("gpu"), holders=Claims({"uid-a": False}, {"uid-a": False, "uid-b": False})).run()
     assert (names(report["evicted"]), report["attribution"]) == (["a", "b"], "claims")
-    assert world.drain(Selection("gpu"), holders=Claims(set())).look()["evicted"] == []
+    assert world.drain(Selection("gpu"), holders=Claims({})).look()["evicted"] == []
+
+
+@pytest.mark.parametrize("tolerates", [True, False])
+def test_who_came_later_goes_unless_the_claim_tolerates_the_device(tolerates):
+    """It was on its way when the device was tainted, or it would come again and again."""
+    world = World(pod("a"), pod("b", tolerations=[{"operator": "Exists"}]))
+    world.evictions["a"] = 3
+    world.at(1, lambda: world.put(pod("late", tolerations=[{"operator": "Exists"}])))
+    drain = world.drain(Selection("gpu"), holders=Claims({"uid-a": False}, {"uid-a": False, "uid-late": tolerates}))
+    if tolerates:
+        with pytest.raises(EvictIncomplete, match="it tolerates the device's taint"):
+            drain.run()
+    else:
+        assert names(drain.run()["evicted"]) == ["a", "late"]
 
 
 def test_without_claims_it_is_a_guess():
     world = World(pod("a"), pod("c", limits={"nvidia.com/gpu": "1"}))
     report = world.drain(Selection("gpu"), holders=Claims(None)).run()
     assert (names(report["evicted"]), report["attribution"]) == (["c"], "requests")
-    assert world.drain(Selection("node"), holders=Claims({"uid-a"})).run()["attribution"] == "node"
+    assert world.drain(Selection("node"), holders=Claims({"uid-a": False})).run()["attribution"] == "node"
 
 
 def test_what_was_certain_is_never_guessed_again():
     world = World(pod("a"), pod("c", limits={"nvidia.com/gpu": "1"}))
     world.evictions["a"] = 20
     with pytest.raises(EvictIncomplete, match="no longer be read"):
-        world.drain(Selection("gpu"), holders=Claims({"uid-a"}, None)).run()
+        world.drain(Selection("gpu"), holders=Claims({"uid-a": False}, None)).run()
     assert [name for _time, name in world.asked] == ["a"]
 
 
