@@ -100,7 +100,7 @@ def fence(
     if not fresh or not allows(ledger.mode(), TAINT):
         return []
     weighed = weigh(fresh, policy, prometheus, ledger.now())
-    fenced = _fence([one for one in weighed if one.fences], ledger, api, deadline, check_mode)
+    fenced = _fence_each([one for one in weighed if one.fences], ledger, api, deadline, check_mode)
     answers = {id(one): answer for one, answer in fenced}
     told = [_told(one, answers.get(id(one), {})) for one in weighed]
     names = ("fenced", "witness", "error_kind")
@@ -109,25 +109,8 @@ def fence(
     return told
 
 
-def _fence(
-    wanted: Sequence[Weighed], ledger: Ledger, api: KubeApi, deadline: Deadline, check_mode: bool
-) -> list[tuple[Weighed, dict[str, Any]]]:
-    """The smallest thing that holds the fault: the GPU where it can be taken out alone, else its node."""
-    of_gpus = [one for one in wanted if one.verdict["action"] == "quarantine_gpu" and _gpu(one)]
-    answers = fence_devices(api, ledger, [DeviceFence(_on(one), _gpu(one)) for one in of_gpus], deadline, check_mode)
-    alone = [(one, answer) for one, answer in zip(of_gpus, answers) if answer is not None]
-    done = {id(one) for one, _answer in alone}
-    of_nodes = [one for one in wanted if id(one) not in done]
-    return [*alone, *zip(of_nodes, fences.fence_all(api, ledger, [_on(one) for one in of_nodes], deadline, check_mode))]
-
-
-def _on(one: Weighed) -> fences.Fence:
-    target = one.incident["target"]
+def _fence(target: Record) -> fences.Fence:
     return fences.Fence(target["name"], target["uid"], target["incident_id"], target["groups"])
-
-
-def _gpu(one: Weighed) -> list[str]:
-    return [name for name in (one.verdict["gpu_uuid"], one.verdict["pci_bus_id"]) if name]
 
 
 def _told(one: Weighed, result: Record) -> dict[str, Any]:
@@ -142,3 +125,22 @@ def _told(one: Weighed, result: Record) -> dict[str, Any]:
         "error_kind": result.get("error_kind"),
         "diff": result.get("diff") or {},
     }
+
+
+def _fence_each(
+    wanted: Sequence[Weighed], ledger: Ledger, api: KubeApi, deadline: Deadline, check_mode: bool
+) -> list[tuple[Weighed, dict[str, Any]]]:
+    """The smallest thing that holds the fault: the GPU where it can be taken out alone, else its node."""
+    of_gpus = [one for one in wanted if one.verdict["action"] == "quarantine_gpu" and _gpu(one)]
+    answers = fence_devices(api, ledger, [DeviceFence(_fence(one.incident["target"]), _gpu(one)) for one in of_gpus], deadline, check_mode)
+    alone = [(one, answer) for one, answer in zip(of_gpus, answers) if answer is not None]
+    done = {id(one) for one, _answer in alone}
+    of_nodes = [one for one in wanted if id(one) not in done]
+    return [
+        *alone,
+        *zip(of_nodes, fences.fence_all(api, ledger, [_fence(one.incident["target"]) for one in of_nodes], deadline, check_mode)),
+    ]
+
+
+def _gpu(one: Weighed) -> list[str]:
+    return [name for name in (one.verdict["gpu_uuid"], one.verdict["pci_bus_id"]) if name]
