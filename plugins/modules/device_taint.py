@@ -16,7 +16,8 @@ description:
     MIG instances is several devices.
   - Each incident has rules of its own, so that no other writer's are touched. Kubernetes deletes them together with the node's object.
   - The module fails with V(device_not_taintable) where only the whole node can be tainted; C(msg) says why. The GPU may be in no ResourceSlice,
-    the server may not serve the rules, the account may lack the rights, or a device plugin may hand out the node's GPUs too.
+    the server may not serve the rules, or keep them without anybody to act on them, the account may lack the rights, or a device plugin may
+    hand out the node's GPUs too.
   - Nodes labelled C(gpuops.remediation/managed=false) are refused.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
@@ -193,7 +194,10 @@ def run(params, check_mode):
         said = {} if check_mode else {"preview": writer.preview(params["gpu"], params["taint"])}
         return {"changed": False, "actions": [], "before": show({}), "after": show({}), **said}
     if params["state"] == "present":
-        return writer.present(params["gpu"], params["taint"]).result(show)
+        outcome = writer.present(params["gpu"], params["taint"])
+        if not (check_mode and outcome.steps):
+            writer.noticed(outcome.after)
+        return outcome.result(show)
     return (writer.release() if params["incident_id"] else writer.absent(params["gpu"])).result(show)
 
 

@@ -39,12 +39,12 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors im
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.permit import Change
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube.resources import ResourceApi
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.resources import RULES, VERSIONS, ResourceApi
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Node, Taint
 
 KIND = "device-taint"  # how the ledger names such a part of a node
 PREVIEW = "-preview"
-PREVIEW_SECONDS = 15.0
+PREVIEW_SECONDS = NOTICE_SECONDS = 10.0
 _CONDITION = "EvictionInProgress"
 
 
@@ -186,14 +186,27 @@ class DeviceWriter:
                 self._remove(rules)
         return " ".join(said)
 
+    def noticed(self, rules: Rules) -> None:
+        """Raises where the API server keeps a rule and nobody acts on it, as with a feature gate that only it has.
+
+        The older version of the rules had no such status in all releases; there it is not asked for.
+        """
+        until = self._node.deadline.within(NOTICE_SECONDS)
+        try:
+            for name in rules if self._resources.rules_version() == VERSIONS[RULES][0] else ():
+                self._said(name, until)
+        except NotConverged as error:
+            raise DeviceNotTaintable(f"{error}: is the feature gate DRADeviceTaintRules on in the controller manager too?") from None
+
     def _said(self, name: str, until: Deadline) -> str:
-        while until.left():
+        while True:
             conditions = ((self._resources.raw_rule(name) or {}).get("status") or {}).get("conditions") or ()
             found = next((each for each in conditions if each["type"] == _CONDITION), None)
             if found:
                 return str(found.get("message", ""))
+            if not until.left():
+                raise NotConverged(f"nobody has taken notice of {name}")
             until.pause(0.5)
-        raise NotConverged(f"the server has said nothing of {name} within {PREVIEW_SECONDS:.0f} s")
 
     def _without(self, names: Collection[str], ours: Callable[[Rule], bool], before_write: Callable[[], None]) -> Outcome[Rules]:
         seen: dict[str, Rule] = {}

@@ -316,9 +316,27 @@ def test_a_preview_leaves_nothing():
     world.api.before = answer
     assert world.writer().preview(["GPU-3"], OURS) == "1 pod would be evicted"
     said.clear()
-    with pytest.raises(RemediationError, match="said nothing"):
+    with pytest.raises(RemediationError, match="taken notice"):
         world.writer(incident="").preview(["GPU-3"], OURS)
     assert (world.devices(), [row.status for row in world.ledger.rows]) == (["gpu-3"], ["applied", "reverted"])
+
+
+@pytest.mark.parametrize("version, heard", [("v1beta2", True), ("v1beta2", False), ("v1alpha3", False)])
+def test_a_rule_that_nobody_acts_on_is_no_quarantine(version, heard):
+    world = World(rules=version)
+    writer = world.writer()
+    rules = writer.present(["GPU-3"], OURS).after
+    if heard:
+        world.clock.on_sleep = lambda: [
+            rule.update(status={"conditions": [{"type": "EvictionInProgress", "message": ""}]}) for rule in world.rules().values()
+        ]
+    if heard or version == "v1alpha3":
+        writer.noticed(rules)
+        assert world.clock.time <= 1
+    else:
+        with pytest.raises(DeviceNotTaintable, match="feature gate"):
+            writer.noticed(rules)
+        assert world.clock.time >= 10
 
 
 def test_an_operators_own_use():
