@@ -13,6 +13,7 @@ TAINT_KEY = "gpu.unhealthy"
 TAINT_VALUE = "true"
 TAINT_EFFECT = "NoSchedule"
 ANNOTATION_INCIDENTS = "gpuops.remediation/incidents"  # a JSON list of incident ids
+LABEL_INCIDENT = "gpuops.remediation/incident"  # on a DeviceTaintRule: whose it is
 ANNOTATION_EVICT = "gpuops.remediation/evict"  # on a pod; "never" keeps it
 LABEL_MANAGED = "gpuops.remediation/managed"  # on a node; "false" opts it out
 GPU_RESOURCE_PREFIX = "nvidia.com/"  # nvidia.com/gpu, nvidia.com/mig-3g.71gb

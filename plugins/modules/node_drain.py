@@ -16,7 +16,7 @@ description:
   - Mirror pods, pods of a DaemonSet, the responder's own pods and pods that have completed are never touched.
     Pods that no controller would make again stay unless O(evict_unmanaged=true), and pods annotated C(gpuops.remediation/evict=never) stay
     always; RV(kept) names both.
-  - A pod that tolerates the node's taints and came back is named and not evicted again; where nothing else is left, it is not waited for.
+  - A pod that tolerates the taints of node and device and came back is named and not evicted again; where nothing else is left, it is not waited for.
   - The node is not tainted by this module, and no cordon is ever lifted by it.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
@@ -59,7 +59,14 @@ options:
       node:
         - All pods go.
       gpu:
-        - The O(pods), if they are given; else all pods that request or claim a GPU.
+        - The O(pods), if they are given, and the pods to which a ResourceClaim gives O(gpu).
+        - Where neither says it for certain, all pods that request or claim a GPU.
+  gpu:
+    description:
+      - The sick GPU as in M(gpuops.remediation.device_taint). Where a driver hands it out by Dynamic Resource Allocation, and no device plugin does, the
+        ResourceClaims say whose it is.
+    type: list
+    elements: str
   pods:
     description: The pods that are known for certain to use the sick GPU.
     type: list
@@ -85,13 +92,15 @@ options:
     default: false
 seealso:
   - module: gpuops.remediation.node_taint
+  - module: gpuops.remediation.device_taint
 """
 
 EXAMPLES = r"""
-- name: Evict what uses a GPU of the node
+- name: Evict what uses one GPU of the node
   gpuops.remediation.node_drain:
     node: gpu-1
     scope: gpu
+    gpu: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77
     deadline_seconds: 240
   delegate_to: localhost
 
@@ -109,6 +118,13 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+attribution:
+  description:
+    - What says which pods are meant. V(claims), the ResourceClaims that hold the GPU; V(pods), O(pods); V(requests), a guess by what pods request;
+      V(node), all of the node's.
+  returned: always
+  type: str
+  sample: claims
 evicted:
   description: The pods that are gone; in check mode those that would be evicted.
   returned: always
@@ -171,6 +187,7 @@ error_kind:
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.access import api_of, ledger_of, permit_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.argspec import CONNECTION_SPEC, LOCK_SPEC
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.devices import device_holders
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.drain import Drain, result_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Selection
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter
@@ -186,6 +203,7 @@ SPEC = {
         "node": {"required": True},
         "uid": {},
         "scope": {"default": "node", "choices": ["node", "gpu"]},
+        "gpu": {"type": "list", "elements": "str"},
         "pods": {"type": "list", "elements": "dict", "options": {"uid": {"required": True}}},
         "deadline_seconds": {"type": "float", "default": 300.0},
         "evict_unmanaged": {"type": "bool", "default": False},
@@ -202,7 +220,7 @@ def run(params, check_mode):
     api = api_of(params)
     permit = permit_of(params["node"], params, api, ledger_of(params, check_mode), deadline, check_mode)
     writer = NodeWriter(api, permit, deadline, params["uid"], check_mode and params["state"] == "drained")
-    drain = Drain(writer, selection, params["lock_namespace"])
+    drain = Drain(writer, selection, params["lock_namespace"], device_holders(writer, params["gpu"]) if params["gpu"] else None)
     if params["state"] == "free":
         return result_of(drain.look(), None)
     cordoned = writer.present(cordon=True) if params["cordon"] else None

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: node_fence
-short_description: Taint nodes early, on what the fleet says alone
+short_description: Taint GPUs or their nodes early, on what the fleet says alone
 description:
-  - For each incident that nobody has looked at yet, and whose alert the policy calls certain without the node, the node is tainted. Nothing that
-    runs there is touched; the diagnosis confirms the fence or lifts it.
+  - For each incident that nobody has looked at yet, and whose alert the policy calls certain without the node, the GPU is tainted alone, as by
+    M(gpuops.remediation.device_taint), where that is possible, and else the node. Nothing that runs there is touched; the diagnosis confirms the
+    fence or lifts it.
   - Where O(prometheus_url) is given, Prometheus is asked once for all of them, and only what the node's own exporter says too is fenced. What
     Prometheus does not confirm, and all of it while Prometheus does not answer, is left to the diagnosis.
   - What was weighed is stored with the incident, with its stage C(detect). The event source does the same, under the same rules, before any
@@ -28,7 +29,7 @@ attributes:
   diff_mode:
     support: full
     details:
-      - Shows taints and incidents of each node.
+      - Shows the rules of each GPU, or taints and incidents of its node.
   idempotent:
     support: full
 requirements:
@@ -49,6 +50,7 @@ options:
     type: float
     default: 30.0
 seealso:
+  - module: gpuops.remediation.device_taint
   - module: gpuops.remediation.node_taint
 """
 
@@ -74,7 +76,7 @@ weighed:
       description: Its node.
       type: str
     fenced:
-      description: Whether the node is fenced for it.
+      description: Whether the GPU or its node is fenced for it.
       type: bool
     reason:
       description: Why, or why not, in words for people.

@@ -91,6 +91,7 @@ options:
     type: float
     default: 30.0
 seealso:
+  - module: gpuops.remediation.device_taint
   - module: gpuops.remediation.node_drain
 """
 

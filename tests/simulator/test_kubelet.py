@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ def deleted(body: dict[str, Any]) -> dict[str, Any]:
     return {**body, "metadata": {**body["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
 
 
-def sync(node: Node, *pods: dict[str, Any]) -> dict[str, Any]:
-    list(kubelet.sync(node, pods))
+def sync(node: Node, *pods: dict[str, Any], claims: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
+    list(kubelet.sync(node, pods, claims))
     found: dict[str, Any] = node.state()["pods"]
     return found
 
@@ -55,6 +55,19 @@ def ended(pid: int, seconds: float) -> bool:
     while start_ticks(pid) is not None and time.monotonic() < until:
         time.sleep(0.02)
     return start_ticks(pid) is None
+
+
+def test_a_pod_with_a_claim_has_the_gpu_that_the_claim_was_given(node: Node) -> None:
+    """And none before: which one it gets is the scheduler's to say."""
+    body = pod(gpus=0)
+    body["spec"]["resourceClaims"] = [{"name": "device", "resourceClaimTemplateName": "gpu.nvidia.com"}]
+    assert sync(node, body) == {}
+    results = [
+        {"driver": "gpu.nvidia.com", "pool": "gpu-1", "device": "gpu-1"},
+        {"driver": "nic.example.com", "pool": "gpu-1", "device": "nic-0"},
+    ]
+    status = {"allocation": {"devices": {"results": results}}, "reservedFor": [{"resource": "pods", "name": "pod", "uid": "0f5a-1"}]}
+    assert sync(node, body, claims=[{"status": {}}, {"status": status}])["0f5a-1"]["gpus"] == [1]
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ class Fleet(Controller):
         self.objects = cluster.objects
         self.begun = audit.now()
 
-    def gpu_nodes(self, *names: str, gpus: int = 2, **variables: Any) -> list[Node]:
-        """Both the API's objects and the machines behind them."""
-        self.objects.make_nodes(*names, gpus=gpus)
+    def gpu_nodes(self, *names: str, gpus: int = 2, by_claim: bool = False, **variables: Any) -> list[Node]:
+        """Both the API's objects and the machines behind them; without a device plugin where claims are to hand the GPUs out."""
+        self.objects.make_nodes(*names, gpus=0 if by_claim else gpus)
         return [self.node(name, gpus=gpus, **variables) for name in names]
 
     def know_nodes(self) -> None:
@@ -42,10 +42,10 @@ class Fleet(Controller):
         self.ledger(write=True).keep_nodes({name: {"host": name, "uid": uid, "groups": groups} for name, uid in uids.items()})
 
     @contextlib.contextmanager
-    def kubelet(self) -> Iterator[None]:
-        """Pods have processes on the simulated GPUs meanwhile."""
+    def kubelet(self, *options: str) -> Iterator[None]:
+        """Pods have processes on the simulated GPUs meanwhile; with `--dra` the GPUs are handed out by claims."""
         command = [sys.executable, "-m", "gpusim", "--root", str(self.directory / "nodes"), "kubelet"]
-        command += ["--kubeconfig", str(self.cluster.admin_kubeconfig)]
+        command += ["--kubeconfig", str(self.cluster.admin_kubeconfig), *options]
         with subprocess.Popen(command, cwd=Path(gpusim.__file__).parents[1], stdout=subprocess.PIPE, text=True) as child:
             try:
                 assert child.stdout is not None

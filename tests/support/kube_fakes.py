@@ -63,8 +63,12 @@ class FakeApi(KubeApi):
                 return answer
             if method == "GET" and path not in self.objects and path.endswith("pods"):
                 return {"items": copy.deepcopy([thing for where, thing in self.objects.items() if "/pods/" in where])}
-            if method == "GET" and path.endswith("/nodes"):
-                return {"items": copy.deepcopy([thing for where, thing in self.objects.items() if "/nodes/" in where])}
+            if method == "GET" and path.endswith(("/nodes", "/resourceslices", "/resourceclaims")):
+                return {
+                    "items": copy.deepcopy([thing for where, thing in self.objects.items() if path.rpartition("/")[2] in where.split("/")])
+                }
+            if method == "POST" and (query or {}).get("dryRun"):
+                return {**copy.deepcopy(body), "metadata": {**body["metadata"], "uid": "", "resourceVersion": ""}}
             if method == "POST":
                 path += "/" + body["metadata"]["name"]
                 if path in self.objects:
@@ -72,6 +76,12 @@ class FakeApi(KubeApi):
                 return self.put(path, body)
             if path not in self.objects:
                 raise NotFound(f"{path}: not found", status=404)
+            if method == "DELETE" and (query or {}).get("dryRun"):
+                return copy.deepcopy(self.objects[path])
+            if method == "DELETE":
+                if body["preconditions"]["resourceVersion"] != self.objects[path]["metadata"]["resourceVersion"]:
+                    raise Conflict(f"{path}: the object has been modified", status=409)
+                return self.objects.pop(path)
             if method in ("PATCH", "PUT"):
                 thing = self.objects[path]
                 if body["metadata"]["resourceVersion"] != thing["metadata"]["resourceVersion"]:
@@ -202,3 +212,27 @@ def pod(
         "tolerations": list(tolerations),
     }
     return {"metadata": metadata, "spec": spec, "status": {"phase": phase, "conditions": list(conditions)}}
+
+
+def resource_slice(node: str, devices: dict[str, dict[str, str]], driver: str = "gpu.nvidia.com") -> dict[str, Any]:
+    """A driver's devices on a node, by name, with what it says of each."""
+    listed = [{"name": name, "attributes": {key: {"string": text} for key, text in each.items()}} for name, each in devices.items()]
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    return {"metadata": {"name": f"{node}-{driver}"}, "spec": {"driver": driver, "nodeName": node, "pool": pool, "devices": listed}}
+
+
+def claim(name: str, pool: str, device: str, pods: Any = (), driver: str = "gpu.nvidia.com") -> dict[str, Any]:
+    """An allocated ResourceClaim, and the UIDs of the pods that have it."""
+    results = [{"request": "device", "driver": driver, "pool": pool, "device": device}]
+    reserved = [{"resource": "pods", "name": f"pod-{uid}", "uid": uid} for uid in pods]
+    return {
+        "metadata": {"name": name, "namespace": "default"},
+        "status": {"allocation": {"devices": {"results": results}}, "reservedFor": reserved},
+    }
+
+
+def serve_devices(api: FakeApi, rules: str | None = "v1beta2") -> None:
+    """The API server has Dynamic Resource Allocation, and the rules that taint devices in one version or in none."""
+    served = {"v1": ["resourceslices", "resourceclaims"], **({rules: ["devicetaintrules"]} if rules else {})}
+    for version, names in served.items():
+        api.put(f"/apis/resource.k8s.io/{version}", {"metadata": {"name": version}, "resources": [{"name": name} for name in names]})

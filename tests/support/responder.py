@@ -2,7 +2,7 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""A ledger, and the two modules as a playbook runs them, for the tests on a real control plane."""
+"""A ledger, and the modules as a playbook runs them, for the tests on a real control plane."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.client im
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.lease import NodeLease
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
-from ansible_collections.gpuops.remediation.plugins.modules import node_drain, node_taint
+from ansible_collections.gpuops.remediation.plugins.modules import device_taint, node_drain, node_taint
 from cluster import ACCOUNT, NAMESPACE, audit
 from run_module import run_beside, run_module
 
@@ -35,6 +35,7 @@ class Responder:
         self._begun = audit.read(cluster.audit_log)[-1].time
         self._options = {"kubeconfig": str(cluster.kubeconfig), "api_timeout_seconds": 2, "ledger_url": self.url}
         self.taint_nodes = partial(run_module, node_taint.main, **self._options)
+        self.taint_device = partial(run_module, device_taint.main, **self._options)
         self.drain = partial(run_module, node_drain.main, **self._options)
 
     def drain_beside(self, **params):

@@ -24,6 +24,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.modes
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube import fences
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.client import KubeApi
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.device_fences import DeviceFence, fence_devices
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import QUARANTINES, Policy
 
 Record = Mapping[str, Any]
@@ -99,9 +100,9 @@ def fence(
     if not fresh or not allows(ledger.mode(), TAINT):
         return []
     weighed = weigh(fresh, policy, prometheus, ledger.now())
-    wanted = [_fence(one.incident["target"]) for one in weighed if one.fences]
-    answers = iter(fences.fence_all(api, ledger, wanted, deadline, check_mode))
-    told = [_told(one, next(answers) if one.fences else {}) for one in weighed]
+    fenced = _fence_each([one for one in weighed if one.fences], ledger, api, deadline, check_mode)
+    answers = {id(one): answer for one, answer in fenced}
+    told = [_told(one, answers.get(id(one), {})) for one in weighed]
     names = ("fenced", "witness", "error_kind")
     settled = [one for one in told if last or one["fenced"] or one["witness"] == witness.CONTRADICTED]
     ledger.detected({one["incident_id"]: ({name: one[name] for name in names}, one["reason"]) for one in settled})
@@ -131,3 +132,22 @@ def _told(one: Weighed, result: Record) -> dict[str, Any]:
         "error_kind": result.get("error_kind"),
         "diff": result.get("diff") or {},
     }
+
+
+def _fence_each(
+    wanted: Sequence[Weighed], ledger: Ledger, api: KubeApi, deadline: Deadline, check_mode: bool
+) -> list[tuple[Weighed, dict[str, Any]]]:
+    """The smallest thing that holds the fault: the GPU where it can be taken out alone, else its node."""
+    of_gpus = [one for one in wanted if one.verdict["action"] == "quarantine_gpu" and _gpu(one)]
+    answers = fence_devices(api, ledger, [DeviceFence(_fence(one.incident["target"]), _gpu(one)) for one in of_gpus], deadline, check_mode)
+    alone = [(one, answer) for one, answer in zip(of_gpus, answers) if answer is not None]
+    done = {id(one) for one, _answer in alone}
+    of_nodes = [one for one in wanted if id(one) not in done]
+    return [
+        *alone,
+        *zip(of_nodes, fences.fence_all(api, ledger, [_fence(one.incident["target"]) for one in of_nodes], deadline, check_mode)),
+    ]
+
+
+def _gpu(one: Weighed) -> list[str]:
+    return [name for name in (one.verdict["gpu_uuid"], one.verdict["pci_bus_id"]) if name]

@@ -22,6 +22,7 @@ from urllib.parse import quote
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Outcome
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.devices import DeviceHolders
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import ApiUnavailable, EvictIncomplete, KubeError, NotFound
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import (
     Pod,
@@ -52,16 +53,20 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 class Drain:
     """One drain of one node. What has happened so far is in `report()`, also when an error ends it."""
 
-    def __init__(self, writer: NodeWriter, selection: Selection, own_namespace: str) -> None:
+    def __init__(self, writer: NodeWriter, selection: Selection, own_namespace: str, holders: DeviceHolders | None = None) -> None:
         self._writer = writer
         self._api = writer.api
         self._deadline: Deadline = writer.deadline
         self._permit = writer.permit
         self._selection = selection
+        self._given = selection.uids
+        self._holders = holders
+        self._tolerant: set[str] = set()  # of the holders, who would get the GPU again
         self._own_namespace = own_namespace
         self._asking = threading.Lock()  # each eviction asks the ledger and the lock, one after another
         self._renewed = self._deadline.clock()
         self._in_force = {part: change.wanted for part, change in self._permit.changes().items() if change.status == "applied"}
+        self._attribution = "node" if selection.scope == "node" else "requests" if selection.uids is None else "pods"
         self._node_ready = True
         self._taints: Sequence[Taint] = ()
         self._first: set[str] = set()  # what was on the node when we came
@@ -104,8 +109,8 @@ class Drain:
                 self._permit.renew_lock()
             self._look()
             for pod in self._left:
-                if tolerates(pod, self._taints):
-                    self._refusals[uid(pod)] = "it tolerates the node's taints"
+                if self._comes_back(pod):
+                    self._refusals[uid(pod)] = f"it tolerates the {self._kept_by}"
             if self._left:
                 raise EvictIncomplete(self._told())
             return self.report()
@@ -117,6 +122,7 @@ class Drain:
         left = {uid(pod) for pod in self._left}
         gone = [pod for key, pod in self._leaving.items() if key not in left or self._writer.check_mode]
         return {
+            "attribution": self._attribution,
             "changed": bool(self._accepted) or (self._writer.check_mode and bool(gone)),
             "evicted": [describe(pod) for pod in gone],
             "left": [] if self._writer.check_mode else [{**describe(pod), "why": self._why(pod)} for pod in self._left],
@@ -136,6 +142,7 @@ class Drain:
             if not self._left:
                 raise
             raise EvictIncomplete(f"{self._told()}; as last seen, then {error}") from error
+        self._attribute(node)
         if not self._first:
             self._first = {uid(pod) for pod in pods}
             self._complete_selection(pods)
@@ -145,9 +152,28 @@ class Drain:
         self._left = [pod for pod in meant if uid(pod) not in kept]
         self._leaving.update((uid(pod), pod) for pod in self._left)
         for pod in self._left:
-            if uid(pod) not in self._first and not terminating(pod) and tolerates(pod, self._taints):
-                self._refusals[uid(pod)] = "came after the drain began, and would come again: it tolerates the node's taints"
+            if uid(pod) not in self._first and not terminating(pod) and self._comes_back(pod):
+                self._refusals[uid(pod)] = f"came after the drain began, and would come again: it tolerates the {self._kept_by}"
                 self._not_before[uid(pod)] = float("inf")
+
+    def _attribute(self, node: Node) -> None:
+        """Anew in each look: a claim that several pods share may have one more by now. What was certain once is never guessed again."""
+        if self._holders is None or self._selection.scope != "gpu":
+            return
+        uids = self._holders.uids(node)
+        if uids is not None:
+            self._tolerant = {key for key, again in uids.items() if again}
+            self._selection = replace(self._selection, uids={*uids, *(self._given or ())})
+            self._attribution = "claims"
+        elif self._attribution == "claims":
+            raise EvictIncomplete(f"whose claims hold the GPU of node {node.name} can no longer be read")
+
+    def _comes_back(self, pod: Pod) -> bool:
+        return tolerates(pod, self._taints) and (self._attribution != "claims" or uid(pod) in self._tolerant)
+
+    @property
+    def _kept_by(self) -> str:
+        return "device's taint" if self._attribution == "claims" else "node's taints"
 
     def _hopeless(self) -> bool:
         """Whether all that is left came back and would again: waiting changes nothing."""

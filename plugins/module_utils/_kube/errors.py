@@ -68,5 +68,11 @@ class HumanOverride(RemediationError):
     kind = "human_override"
 
 
+class DeviceNotTaintable(RemediationError):
+    """This GPU cannot be taken out alone; its node can."""
+
+    kind = "device_not_taintable"
+
+
 class EvictIncomplete(RemediationError):
     kind = "evict_incomplete"

@@ -76,7 +76,11 @@ def eviction(pod: Pod, seconds_left: float) -> dict[str, Any]:
 
 def tolerates(pod: Pod, taints: Iterable[Taint]) -> bool:
     """Whether the scheduler may put it (back) on a node with these taints."""
-    tolerations = pod["spec"].get("tolerations") or ()
+    return tolerated(pod["spec"].get("tolerations") or (), taints)
+
+
+def tolerated(tolerations: Sequence[Mapping[str, Any]], taints: Iterable[Taint]) -> bool:
+    """Whether these taints keep nobody away who has these tolerations, be it a pod's or a claim's."""
     return all(any(_matches(each, taint) for each in tolerations) for taint in taints if taint["effect"] in ("NoSchedule", "NoExecute"))
 
 

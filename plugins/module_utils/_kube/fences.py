@@ -14,7 +14,7 @@ goes the long way of a taint.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -39,7 +39,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._names import T
 
 TAINT: Taint = {"key": TAINT_KEY, "value": TAINT_VALUE, "effect": TAINT_EFFECT}
 PART = "taint/" + spot_of(TAINT)
-_FEW = 2 * CONNECTIONS  # as many nodes are read one by one; for more the whole list is cheaper
+FEW = 2 * CONNECTIONS  # as many nodes are read one by one; for more the whole list is cheaper
 
 
 class Ledger(permits.Ledger, Protocol):
@@ -89,7 +89,9 @@ def fence_all(api: KubeApi, ledger: Ledger, fences: Sequence[Fence], deadline: D
     with ThreadPoolExecutor(max_workers=CONNECTIONS) as pool:
         if not check_mode:
             one_a_node = _first_of_each_node(works)
-            _read(api, one_a_node, pool, deadline)
+            nodes = read_nodes(api, {work.fence.node for work in one_a_node}, pool, deadline)
+            for work in one_a_node:
+                work.before = nodes.get(work.fence.node)
             plain = {work.fence.incident_id: work for work in one_a_node if work.is_plain}
             granted = ledger.grant({name: (work.fence.node, work.target, work.fence.groups) for name, work in plain.items()}, dict(TAINT))
             list(pool.map(lambda name: _write(api, plain[name], deadline), granted))
@@ -117,23 +119,21 @@ def _first_of_each_node(works: Sequence[_Work]) -> list[_Work]:
     return list(first.values())
 
 
-def _read(api: KubeApi, works: Sequence[_Work], pool: ThreadPoolExecutor, deadline: Deadline) -> None:
+def read_nodes(api: KubeApi, names: Collection[str], pool: ThreadPoolExecutor, deadline: Deadline) -> dict[str, Node]:
     """What each node is now; one that cannot be read is left to the long way, which says why."""
+    found: dict[str, Node] = {}
 
-    def read(work: _Work) -> None:
+    def read(name: str) -> None:
         with contextlib.suppress(RemediationError):
-            work.before = parse_node(api.request("GET", node_path(work.fence.node), deadline))
+            found[name] = parse_node(api.request("GET", node_path(name), deadline))
 
-    if len(works) <= _FEW:
-        list(pool.map(read, works))
-        return
+    if len(names) <= FEW:
+        list(pool.map(read, names))
+        return found
     with contextlib.suppress(RemediationError):
-        listed = {
-            node.name: node
-            for node in map(parse_node, api.request("GET", "/api/v1/nodes", deadline, query={"resourceVersion": "0"})["items"])
-        }
-        for work in works:
-            work.before = listed.get(work.fence.node)
+        listed = map(parse_node, api.request("GET", "/api/v1/nodes", deadline, query={"resourceVersion": "0"})["items"])
+        found.update((node.name, node) for node in listed if node.name in names)
+    return found
 
 
 def _write(api: KubeApi, work: _Work, deadline: Deadline) -> None:

@@ -200,10 +200,10 @@ def side_by_side(nodes: Sequence[Mapping[str, Any]], write: Callable[[Mapping[st
         return list(pool.map(lambda node: result_of(node["name"], lambda: write(node)), nodes))
 
 
-def result_of(name: str, write: Callable[[], Outcome[Node]]) -> dict[str, Any]:
+def result_of(name: str, write: Callable[[], Outcome[Any]], shown: Callable[[Any], Any] = show) -> dict[str, Any]:
     """One node's entry in a module's result."""
     try:
-        return {"name": name, **write().result(show), "error": None, "error_kind": None}
+        return {"name": name, **write().result(shown), "error": None, "error_kind": None}
     except RemediationError as error:
         return failed_of(name, error)
 

@@ -15,6 +15,8 @@ from typing import Any, Callable, Protocol
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import UnknownChange
 
+NODE_PARTS = ("cordon", "taint")  # what stands in the node's own API object
+
 
 class Change(Protocol):
     """One row of the ledger: something that we altered, and who wants it so."""
@@ -71,7 +73,7 @@ class Incident:
 class Permit:
     """Asked before each write to one node. An operator's own use has neither incident nor, usually, lock.
 
-    Changes are named here by their part of the node: `taint/<key>:<effect>` or `cordon`.
+    Changes are named here by their part of the node: `taint/<key>:<effect>`, `cordon`, or `device-taint/<rule>` for one of its devices.
     """
 
     node: str
@@ -89,14 +91,14 @@ class Permit:
         if self.incident:
             self.incident.ledger.take_slot(self.incident.id, self.node, self.incident.groups)
 
-    def changes(self) -> dict[str, Change]:
-        """What this incident has changed on this node's API object, as far as it stands; what was done on the machine itself is no part of that."""
+    def changes(self, *kinds: str) -> dict[str, Change]:
+        """What this incident has changed on this node's API object, as far as it stands, or else of the `kinds` of part that are named."""
         if not self.incident:
             return {}
         found = [change for change in self.incident.ledger.changes(self.incident.id) if change.status in ("intended", "applied")]
         prefix = self._target("")
         parts = {change.target[len(prefix) :]: change for change in found if change.target.startswith(prefix)}
-        return {part: change for part, change in parts.items() if part == "cordon" or part.startswith("taint/")}
+        return {part: change for part, change in parts.items() if part.partition("/")[0] in (kinds or NODE_PARTS)}
 
     def intend(self, part: str, before: Any, wanted: Any) -> Change | None:
         if not self.incident:

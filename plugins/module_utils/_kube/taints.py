@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Step
-from ansible_collections.gpuops.remediation.plugins.module_utils._names import ANNOTATION_INCIDENTS, LABEL_MANAGED
+from ansible_collections.gpuops.remediation.plugins.module_utils._names import ANNOTATION_INCIDENTS, GPU_RESOURCE_PREFIX, LABEL_MANAGED
 
 Taint = Mapping[str, Any]
 
@@ -35,6 +35,7 @@ class Node:
     unschedulable: bool = False
     managed: bool = True
     ready: bool = True  # its kubelet answers
+    gpu_resources: tuple[str, ...] = ()  # what a device plugin hands out there
 
     def taint(self, spot: str) -> Taint | None:
         return next((taint for taint in self.taints if spot_of(taint) == spot), None)
@@ -82,6 +83,11 @@ def parse_node(raw: Mapping[str, Any]) -> Node:
         unschedulable=bool(spec.get("unschedulable")),
         managed=(metadata.get("labels") or {}).get(LABEL_MANAGED) != "false",
         ready=all(each["status"] == "True" for each in (raw.get("status") or {}).get("conditions") or () if each["type"] == "Ready"),
+        gpu_resources=tuple(
+            name
+            for name, amount in sorted(((raw.get("status") or {}).get("capacity") or {}).items())
+            if name.startswith(GPU_RESOURCE_PREFIX) and str(amount) != "0"
+        ),
     )
 
 

@@ -19,6 +19,11 @@ EVERYWHERE = {
     ("pods/eviction", "create"),
     ("poddisruptionbudgets", "list"),
     ("resourceclaims", "get"),
+    ("resourceclaims", "list"),
+    ("resourceslices", "list"),
+    ("devicetaintrules", "get"),
+    ("devicetaintrules", "create"),
+    ("devicetaintrules", "delete"),
 }
 LOCKS = {("leases", verb) for verb in ("get", "create", "update")}
 # What Kubernetes gives to every account: questions about itself.
@@ -44,6 +49,9 @@ def test_rights(cluster, namespace, rights):
         pytest.param("PATCH", path("Node", "gpu-0") + "/status", id="write a node's status"),
         pytest.param("PATCH", path("Pod", "infer"), id="write a pod"),
         pytest.param("POST", path("Pod"), id="make a pod"),
+        pytest.param("PATCH", path("DeviceTaintRule", "theirs"), id="change a rule"),
+        pytest.param("PATCH", path("ResourceClaim", "theirs"), id="write a claim"),
+        pytest.param("DELETE", path("ResourceSlice", "gpu-0-gpu.nvidia.com"), id="take a driver's devices away"),
         pytest.param("GET", "/api/v1/namespaces/default/secrets", id="read secrets"),
         pytest.param("POST", path("Lease"), id="a lease outside its namespace"),
         pytest.param("DELETE", path("Lease", "gpuops-gpu-0", NAMESPACE), id="delete a lock"),

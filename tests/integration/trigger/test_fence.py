@@ -12,6 +12,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.parcels import parcels
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
+from cluster import ACCOUNT
 from cluster.objects import wait_until
 from fence_storm import killed_amid
 from fleet import TAINT, Fleet
@@ -65,6 +66,23 @@ def test_fenced_before_any_run_and_lifted_by_the_node(fleet, source):
     assert run.ok, run.output
     assert fleet.ended()[("gpu-1", fleet.uuid("gpu-1", 0))] == "fence_lifted", run.output
     assert (fleet.objects.taints("gpu-1"), [entry.name for entry in fleet.writes("nodes")]) == ([], ["gpu-1", "gpu-1"])
+
+
+def test_one_gpu_is_fenced_alone(fleet, source):
+    """Where claims hand it out; the batch is one look at what is handed out, and no node is written."""
+    for name in ("gpu-1", "gpu-2"):
+        fleet.objects.api.patch("Node", name, {"status": {"capacity": {"nvidia.com/gpu": "0"}}}, subresource="status")
+        fleet.objects.publish(name, {f"gpu-{gpu}": {"uuid": fleet.uuid(name, gpu)} for gpu in range(2)})
+    with source().running() as running:
+        ids = posted(running, fleet.together(fleet.alert("gpu-1", 1, 79), fleet.alert("gpu-2", 0, 79)))
+        assert running.handed_on(1) == ids
+        assert running.metric('gpuops_trigger_fences_total{outcome="fenced"}') == 2
+    selected = {(rule["spec"]["deviceSelector"]["pool"], rule["spec"]["deviceSelector"]["device"]) for rule in fleet.objects.taint_rules()}
+    assert selected == {("gpu-1", "gpu-1"), ("gpu-2", "gpu-0")}
+    assert (fleet.writes("nodes"), len(fleet.cluster.audit(verb="list", resource="resourceslices", user=ACCOUNT, since=fleet.begun))) == (
+        [],
+        1,
+    )
 
 
 def test_prometheus_that_is_configured_has_to_confirm(fleet, source):

@@ -86,6 +86,37 @@ class Objects:
         self.api.patch("Node", name, {"metadata": {"labels": {DEAD_LABEL: None}}})
         wait_until(lambda: self.is_ready(name), f"node {name} back")
 
+    # Devices of Dynamic Resource Allocation
+
+    def device_class(self, driver: str = "gpu.nvidia.com") -> None:
+        """With it and a claim template of its name, `pod_template(claim=...)` asks for one device of the driver."""
+        expression = f"device.driver == '{driver}'"
+        self.api.create("DeviceClass", {"metadata": {"name": driver}, "spec": {"selectors": [{"cel": {"expression": expression}}]}})
+        request = {"name": "device", "exactly": {"deviceClassName": driver}}
+        self.api.create("ResourceClaimTemplate", {"metadata": {"name": driver}, "spec": {"spec": {"devices": {"requests": [request]}}}})
+
+    def publish(self, node: str, devices: Mapping[str, Mapping[str, str]], driver: str = "gpu.nvidia.com") -> None:
+        """A driver's ResourceSlice: the attributes of each device by its name."""
+        listed = [{"name": name, "attributes": {key: {"string": text} for key, text in each.items()}} for name, each in devices.items()]
+        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+        owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": self.node(node)["metadata"]["uid"]}
+        metadata = {"name": f"{node}-{driver}", "ownerReferences": [owner]}
+        self.api.create(
+            "ResourceSlice", {"metadata": metadata, "spec": {"driver": driver, "nodeName": node, "pool": pool, "devices": listed}}
+        )
+
+    def devices_held(self) -> dict[str, tuple[str, str]]:
+        """The pool and the device that each pod holds one of, by the pod's name."""
+        held = {}
+        for claim in self.api.list("ResourceClaim"):
+            status = claim.get("status", {})
+            for result in status.get("allocation", {}).get("devices", {}).get("results", []):
+                held.update({user["name"]: (result["pool"], result["device"]) for user in status.get("reservedFor", [])})
+        return held
+
+    def taint_rules(self) -> list[Json]:
+        return self.api.list("DeviceTaintRule")
+
     # Work
 
     def namespace(self, name: str) -> str:
@@ -159,9 +190,10 @@ class Objects:
         spaces = [each["metadata"]["name"] for each in self.api.list("Namespace")]
         for space in spaces:
             if not space.startswith("kube-"):
-                for kind in ("Deployment", "ReplicaSet", "DaemonSet", "PodDisruptionBudget", "Lease"):
+                for kind in ("Deployment", "ReplicaSet", "DaemonSet", "PodDisruptionBudget", "Lease", "ResourceClaimTemplate"):
                     self.api.delete(kind, "", space, propagationPolicy="Background")
-        self.api.delete("Node", "")
+        for kind in ("Node", "DeviceTaintRule", "ResourceSlice", "DeviceClass"):
+            self.api.delete(kind, "")
 
         def empty() -> bool:
             left = self.api.list("Pod")
@@ -190,6 +222,7 @@ def pod_template(
     app: str,
     *,
     gpus: int = 1,
+    claim: str = "",
     node: str | None = None,
     selector: Mapping[str, str] | None = None,
     labels: Mapping[str, str] | None = None,
@@ -199,11 +232,16 @@ def pod_template(
     finalizers: Sequence[str] = (),
     tolerations: Sequence[Mapping[str, str]] = (),
 ) -> Json:
-    """`node` pins the pod by selector: the scheduler still decides, and taints still count."""
+    """`node` pins the pod by selector: the scheduler still decides, and taints still count.
+
+    `claim` asks for a device by that ResourceClaimTemplate, in place of a GPU of a device plugin.
+    """
     stops = {STOPS_AFTER: stops_after} if stops_after else {}
     pinned = {"kubernetes.io/hostname": node} if node else {}
     container: Json = {"name": "main", "image": "registry.example/inference:1"}
-    if gpus:
+    if claim:
+        container["resources"] = {"claims": [{"name": "device"}]}
+    elif gpus:
         container["resources"] = {"limits": {GPU: str(gpus)}}
     return {
         "metadata": {
@@ -216,6 +254,7 @@ def pod_template(
             "nodeSelector": {**(selector or {}), **pinned},
             "terminationGracePeriodSeconds": grace_seconds,
             "tolerations": [dict(each) for each in tolerations],
+            **({"resourceClaims": [{"name": "device", "resourceClaimTemplateName": claim}]} if claim else {}),
         },
     }
 

@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     kubelet = command("kubelet", "play the kubelets' node side for the pods bound to simulated nodes, until SIGTERM or SIGINT", node=None)
     kubelet.add_argument("--kubeconfig", required=True, type=Path)
     kubelet.add_argument("--context")
+    kubelet.add_argument("--dra", action="store_true", help="publish the GPUs in ResourceSlices (Dynamic Resource Allocation)")
     export = command("export", "serve the nodes' metrics to Prometheus, until SIGTERM or SIGINT", node=None)
     export.add_argument("--host", default="127.0.0.1", help="where to listen (default: %(default)s)")
     export.add_argument("--port", type=int, default=9410, help="default: %(default)s; 0 takes a free one and prints it")
@@ -213,7 +214,7 @@ def run(args: argparse.Namespace) -> None:
     if args.command == "kubelet":
         from .kubelet import serve  # needs the kubernetes client, which nothing else here does
 
-        serve(args.root, args.cache, args.kubeconfig, args.context)
+        serve(args.root, args.cache, args.kubeconfig, args.context, args.dra)
         return
     if args.command == "export":
         from . import exporter  # needs prometheus_client, which nothing else here does

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from . import dra
 from .node import MIB, Node, SimulatorError, nodes
 from .state import is_alive
 
@@ -60,8 +61,8 @@ def program(pod: Pod) -> str:
     return re.sub(r"[^\w.-]", "_", image.rpartition("/")[2].partition(":")[0]) or "main"
 
 
-def sync(node: Node, pods: Iterable[Pod]) -> Iterator[str]:
-    """Make the node's processes those of its pods; tells what it did."""
+def sync(node: Node, pods: Iterable[Pod], claims: Iterable[Pod] = ()) -> Iterator[str]:
+    """Make the node's processes those of its pods, on the GPUs that their claims were given or, without claims, on free ones; tells what it did."""
     bound = {pod["metadata"]["uid"]: pod for pod in pods if pod["spec"].get("nodeName") == node.name}
     known: dict[str, Any] = node.state()["pods"]
     for uid, record in known.items():
@@ -75,8 +76,8 @@ def sync(node: Node, pods: Iterable[Pod]) -> Iterator[str]:
             yield f"{record['name']}: process {record['pid']} told to end"
     for uid, pod in bound.items():
         starts = pod["status"].get("phase", "Pending") in ("Pending", "Running") and not pod["metadata"].get("deletionTimestamp")
-        if uid not in known and starts and gpus_wanted(pod):
-            yield _start(node, uid, pod)
+        if uid not in known and starts and (gpus_wanted(pod) or pod["spec"].get("resourceClaims")):
+            yield _start(node, uid, pod, dra.claimed_gpus(pod, claims))
 
 
 def _pod_is_gone(node: Node, uid: str, record: dict[str, Any]) -> Iterator[str]:
@@ -89,12 +90,14 @@ def _pod_is_gone(node: Node, uid: str, record: dict[str, Any]) -> Iterator[str]:
     yield f"{record['name']}: pod and process {record['pid']} are gone"
 
 
-def _start(node: Node, uid: str, pod: Pod) -> str:
+def _start(node: Node, uid: str, pod: Pod, claimed: list[int]) -> str:
     name, wanted, container = pod["metadata"]["name"], gpus_wanted(pod), pod["spec"]["containers"][0]["name"]
     state = node.state()
     taken = {index for entry in state["processes"] if entry["pod"] and is_alive(entry) for index in entry["gpus"]}
     whole = [gpu["index"] for gpu in state["gpus"] if not gpu["lost"] and not gpu["mig"]["current"]]
     free = [index for index in whole if index not in taken][:wanted]
+    if pod["spec"].get("resourceClaims"):
+        free, wanted = [index for index in claimed if index in whole], max(1, len(claimed))  # several pods may share a claim
     if len(free) < wanted:
         return f"{name}: waits, {len(free)} of {wanted} GPUs are free on {node.name}"
     pid = node.start(free, program(pod), POD_MEMORY, cgroup(uid, container), ends(pod), pod=uid)
@@ -123,21 +126,43 @@ def stop(node: Node) -> None:
 class Kubelet:
     """The pods of the cluster as a watch tells them, and the nodes below a root that play them."""
 
-    def __init__(self, root: Path, cache: Path, kubeconfig: Path, context: str | None) -> None:
+    def __init__(self, root: Path, cache: Path, kubeconfig: Path, context: str | None, publish: bool) -> None:
         from kubernetes import client, config
 
         self.root, self.cache = root, cache
-        self.api = client.CoreV1Api(config.new_client_from_config(str(kubeconfig), context=context))
+        connection = config.new_client_from_config(str(kubeconfig), context=context)
+        self.api, self.custom = client.CoreV1Api(connection), client.CustomObjectsApi(connection)
+        self.publish = publish
+        self.published: set[str] = set()
+        self.claims: list[Pod] = []
         self.pods: dict[str, Pod] = {}
         self.said: set[str] = set()
 
     def sync(self) -> None:
+        if any(pod["spec"].get("resourceClaims") for pod in self.pods.values()):
+            self.claims = self.custom.list_cluster_custom_object(dra.GROUP, dra.VERSION, "resourceclaims")["items"]
         for node in nodes(self.root, self.cache):
             try:
-                for line in sync(node, list(self.pods.values())):
+                if self.publish:
+                    self._publish(node)
+                for line in sync(node, list(self.pods.values()), self.claims):
                     self._say(line)
             except (SimulatorError, RuntimeError, OSError) as error:  # one broken or vanished node must not stop the others
                 self._say(f"{node.name}: {error}")
+
+    def _publish(self, node: Node) -> None:
+        """Once for each object that a node has been to the API server."""
+        from kubernetes.client.exceptions import ApiException
+
+        try:
+            uid = str(self.api.read_node(node.name).metadata.uid)
+            if uid not in self.published:
+                self.custom.create_cluster_custom_object(dra.GROUP, dra.VERSION, "resourceslices", dra.resource_slice(node, uid))
+        except ApiException as error:
+            if error.status not in (404, 409):  # no node there; published by an earlier kubelet
+                raise
+        else:
+            self.published.add(uid)
 
     def _say(self, line: str) -> None:
         if line not in self.said:  # who waits is told about once
@@ -186,10 +211,10 @@ class Kubelet:
                 time.sleep(1)
 
 
-def serve(root: Path, cache: Path, kubeconfig: Path, context: str | None = None) -> None:
+def serve(root: Path, cache: Path, kubeconfig: Path, context: str | None = None, publish: bool = False) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    kubelet = Kubelet(root, cache, kubeconfig, context)
+    kubelet = Kubelet(root, cache, kubeconfig, context, publish)
     try:
         kubelet.run()
     finally:

@@ -86,10 +86,10 @@ class World:
         self.ends[thing["metadata"]["uid"]] = self.clock.time + fate
         return {}
 
-    def drain(self, selection=None, incident=None, check_mode=False):
+    def drain(self, selection=None, incident=None, check_mode=False, holders=None):
         permit = Permit("gpu-1", Incident(incident, self.ledger) if incident else None, lambda: self.lock_renewed.append(self.clock.time))
         writer = NodeWriter(self.api, permit, self.deadline, "u1", check_mode)
-        return Drain(writer, selection or Selection("node"), "gpuops-system")
+        return Drain(writer, selection or Selection("node"), "gpuops-system", holders)
 
 
 def names(pods):
@@ -98,6 +98,53 @@ def names(pods):
 
 def budget(text="The disruption budget web needs 2 healthy pods and has 2 currently"):
     return ApiUnavailable("429", causes=[f"DisruptionBudget: {text}"])
+
+
+class Claims:
+    """What the claims say, look by look; the last answer stays."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def uids(self, node):
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def test_claims_say_whose_the_gpu_is():
+    """S11: nobody else's pods go, whatever they request; a pod that joins a claim later does."""
+    world = World(pod("a"), pod("b"), pod("c", limits={"nvidia.com/gpu": "1"}))
+    report = world.drain(Selection("gpu"), holders=Claims({"uid-a": False}, {"uid-a": False, "uid-b": False})).run()
+    assert (names(report["evicted"]), report["attribution"]) == (["a", "b"], "claims")
+    assert world.drain(Selection("gpu"), holders=Claims({})).look()["evicted"] == []
+
+
+@pytest.mark.parametrize("tolerates", [True, False])
+def test_who_came_later_goes_unless_the_claim_tolerates_the_device(tolerates):
+    """It was on its way when the device was tainted, or it would come again and again."""
+    world = World(pod("a"), pod("b", tolerations=[{"operator": "Exists"}]))
+    world.evictions["a"] = 3
+    world.at(1, lambda: world.put(pod("late", tolerations=[{"operator": "Exists"}])))
+    drain = world.drain(Selection("gpu"), holders=Claims({"uid-a": False}, {"uid-a": False, "uid-late": tolerates}))
+    if tolerates:
+        with pytest.raises(EvictIncomplete, match="it tolerates the device's taint"):
+            drain.run()
+    else:
+        assert names(drain.run()["evicted"]) == ["a", "late"]
+
+
+def test_without_claims_it_is_a_guess():
+    world = World(pod("a"), pod("c", limits={"nvidia.com/gpu": "1"}))
+    report = world.drain(Selection("gpu"), holders=Claims(None)).run()
+    assert (names(report["evicted"]), report["attribution"]) == (["c"], "requests")
+    assert world.drain(Selection("node"), holders=Claims({"uid-a": False})).run()["attribution"] == "node"
+
+
+def test_what_was_certain_is_never_guessed_again():
+    world = World(pod("a"), pod("c", limits={"nvidia.com/gpu": "1"}))
+    world.evictions["a"] = 20
+    with pytest.raises(EvictIncomplete, match="no longer be read"):
+        world.drain(Selection("gpu"), holders=Claims({"uid-a": False}, None)).run()
+    assert [name for _time, name in world.asked] == ["a"]
 
 
 def test_evicts_and_waits_until_the_pods_are_gone():

@@ -1,0 +1,272 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""Takes one GPU of a node out of service, and back: rules of the incident's own, written ahead, created and deleted.
+
+The node is read, since it must be the one that was meant and ours to touch, and never written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Callable
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._converge import NotConverged, Outcome, Step, converge
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import IncidentEnded
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.device_taints import (
+    Device,
+    DeviceId,
+    Rule,
+    Rules,
+    as_made,
+    devices_of,
+    plan,
+    rule_of,
+    same_taint,
+    wanted,
+)
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import (
+    Conflict,
+    DeviceNotTaintable,
+    HumanOverride,
+    NodeGone,
+    NodeRecreated,
+)
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.permit import Change
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.resources import RULES, VERSIONS, ResourceApi
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Node, Taint
+
+KIND = "device-taint"  # how the ledger names such a part of a node
+PREVIEW = "-preview"
+PREVIEW_SECONDS = NOTICE_SECONDS = 10.0
+_CONDITION = "EvictionInProgress"
+
+
+def part_of(rule: str) -> str:
+    return f"{KIND}/{rule}"
+
+
+def taintable(node: Node, devices: Sequence[Device], gpu: Sequence[str]) -> list[Device]:
+    """The devices of the GPU, where a taint on them keeps all new work from it."""
+    found = devices_of(devices, node.name, gpu)
+    if not found:
+        raise DeviceNotTaintable(f"no ResourceSlice has {' or '.join(gpu)} on node {node.name}")
+    if node.gpu_resources:
+        raise DeviceNotTaintable(f"on node {node.name} a device plugin hands out {', '.join(node.gpu_resources)} too")
+    return found
+
+
+class DeviceWriter:
+    """One GPU of one node, on behalf of the incident of `node`'s permit or of an operator."""
+
+    def __init__(self, node: NodeWriter, resources: ResourceApi) -> None:
+        self._node, self._resources = node, resources
+        self._permit = node.permit
+
+    @property
+    def _incident(self) -> str:
+        return self._permit.incident.id if self._permit.incident else ""
+
+    def changes(self) -> dict[str, Change]:
+        """The incident's rules as the ledger knows them, by name."""
+        return {part.partition("/")[2]: change for part, change in self._permit.changes(KIND).items()}
+
+    def standing(self) -> dict[str, Rule]:
+        """Those of them that exist. Raises when one that was in force is gone or says something else: somebody decided so."""
+        rules = {}
+        for name, change in self.changes().items():
+            rule = self._resources.rule(name)
+            ours = rule is not None and rule.incident == self._incident and same_taint(rule.taint, change.wanted)
+            if change.status == "applied" and not ours:
+                raise HumanOverride(f"somebody undid {name} on node {self._node.name}; it is not put back", part=part_of(name))
+            if rule and ours:
+                rules[name] = rule
+        return rules
+
+    def present(self, gpu: Sequence[str], taint: Taint, suffix: str = "") -> Outcome[Rules]:
+        """Taint all devices of the GPU. One that its driver has ceased to list stays as it is."""
+        changes = self.changes()
+        made: dict[str, Rule] = {}
+        owner: list[Node] = []
+
+        def read() -> Rules:
+            node = self._node.read()
+            owner[:] = [node]
+            standing = {name: rule for name, rule in self.standing().items() if name.endswith(PREVIEW) == bool(suffix)}
+            want = {rule.name: rule for rule in self._rules(node, gpu, taint, suffix, standing)}
+            there = {name: standing.get(name) or self._resources.rule(name) for name in want}
+            for name, rule in there.items():
+                if rule and not as_made(rule, want[name]):
+                    raise HumanOverride(f"somebody wrote {name}; it is left as it is", part=part_of(name))
+            made.clear()
+            made.update(want)
+            return {name: rule for name, rule in there.items() if rule}
+
+        def before_write(rule: Rule) -> None:
+            self._permit.check("taint")
+            self._permit.take_slot()
+            change = self._permit.intend(part_of(rule.name), None, dict(rule.taint))
+            if change:
+                changes[rule.name] = change
+
+        def write(step: Step) -> None:
+            rule = made[step.target.partition("/")[2]]
+            before_write(rule)
+            self._resources.create_rule(rule, owner[0].name, owner[0].uid, dry_run=self._node.check_mode)
+
+        outcome = self._settle(read, lambda: made, write)
+        if not self._node.check_mode:
+            self._keep(changes, outcome.after)
+        return outcome
+
+    def _rules(self, node: Node, gpu: Sequence[str], taint: Taint, suffix: str, standing: Rules) -> list[Rule]:
+        try:
+            devices = taintable(node, self._resources.devices(node.name), gpu)
+        except DeviceNotTaintable:
+            if not standing:
+                raise
+            return list(standing.values())
+        self._resources.rules_version()
+        found = [rule_of(self._incident, device.id, taint, suffix) for device in devices]
+        return [*found, *(rule for name, rule in standing.items() if name not in {each.name for each in found})]
+
+    def _keep(self, changes: Mapping[str, Change], rules: Rules) -> None:
+        """Read back. What nobody wants by now is taken off again: its incident was released while it was being written."""
+        kept = {name: change for name, change in changes.items() if name in rules}
+        undone = [name for name, change in kept.items() if not self._permit.applied(change, dict(rules[name].taint))]
+        if undone:
+            self.take_back([rules[name] for name in undone])
+
+    def take_back(self, rules: Sequence[Rule]) -> None:
+        self._remove({rule.name: rule for rule in rules})
+        raise IncidentEnded(
+            f"incident {self._incident} was ended while a device of node {self._node.name} was being tainted; what was written is gone again"
+        )
+
+    def absent(self, gpu: Sequence[str]) -> Outcome[Rules]:
+        """Take an operator's own rules off."""
+        node = self._node.read()
+        names = [rule_of("", device.id, {}).name for device in devices_of(self._resources.devices(node.name), node.name, gpu)]
+        return self._without(names, lambda rule: not rule.incident, lambda: self._permit.check("taint"))
+
+    def release(self, only: Callable[[str], bool] = lambda name: True) -> Outcome[Rules]:
+        """Delete the incident's own rules. What somebody else made of one stays."""
+        mine = {name: change for name, change in self.changes().items() if only(name)}
+        if not mine:
+            return Outcome({}, {}, [])
+        with contextlib.suppress(NodeGone, NodeRecreated):  # that takes nothing from whose the rules are
+            self._node.read()
+        self._permit.check("release")
+        sole = self._permit.disown([part_of(name) for name in mine])
+
+        def ours(rule: Rule) -> bool:
+            return rule.incident == self._incident and same_taint(rule.taint, mine[rule.name].wanted)
+
+        outcome = self._without(list(mine), ours, lambda: self._permit.check("release"))
+        for change in sole.values():
+            self._permit.reverted(change)
+        return outcome
+
+    def preview(self, gpu: Sequence[str], taint: Taint) -> str:
+        """What the effect NoExecute would do, in the server's words: it is asked by a rule without effect, which is deleted again."""
+        until = self._node.deadline.within(PREVIEW_SECONDS)
+        rules = self.present(gpu, {**taint, "effect": "None"}, PREVIEW).after
+        try:
+            said = [self._said(name, until) for name in rules]
+        finally:
+            if self._incident:
+                self.release(lambda name: name.endswith(PREVIEW))
+            else:
+                self._remove(rules)
+        return " ".join(said)
+
+    def noticed(self, rules: Rules) -> None:
+        """Raises where the API server keeps a rule and nobody acts on it, as with a feature gate that only it has.
+
+        The older version of the rules had no such status in all releases; there it is not asked for.
+        """
+        until = self._node.deadline.within(NOTICE_SECONDS)
+        try:
+            for name in rules if self._resources.rules_version() == VERSIONS[RULES][0] else ():
+                self._said(name, until)
+        except NotConverged as error:
+            raise DeviceNotTaintable(f"{error}: is the feature gate DRADeviceTaintRules on in the controller manager too?") from None
+
+    def _said(self, name: str, until: Deadline) -> str:
+        while True:
+            conditions = ((self._resources.raw_rule(name) or {}).get("status") or {}).get("conditions") or ()
+            found = next((each for each in conditions if each["type"] == _CONDITION), None)
+            if found:
+                return str(found.get("message", ""))
+            if not until.left():
+                raise NotConverged(f"nobody has taken notice of {name}")
+            until.pause(0.5)
+
+    def _without(self, names: Collection[str], ours: Callable[[Rule], bool], before_write: Callable[[], None]) -> Outcome[Rules]:
+        seen: dict[str, Rule] = {}
+
+        def read() -> Rules:
+            found = {name: self._resources.rule(name) for name in names}
+            seen.clear()
+            seen.update({name: rule for name, rule in found.items() if rule and ours(rule)})
+            return dict(seen)
+
+        def write(step: Step) -> None:
+            before_write()
+            self._resources.delete_rule(seen[step.target.partition("/")[2]], dry_run=self._node.check_mode)
+
+        return self._settle(read, lambda: dict.fromkeys(names), write)
+
+    def _remove(self, rules: Rules) -> None:
+        self._without(list(rules), lambda rule: as_made(rule, rules[rule.name]), lambda: None)
+
+    def _settle(
+        self, read: Callable[[], Rules], want: Callable[[], Mapping[str, Rule | None]], write: Callable[[Step], None]
+    ) -> Outcome[Rules]:
+        """Read, plan, write, read again; from the start when somebody else wrote in between."""
+
+        def attempt() -> Outcome[Rules]:
+            outcome = converge(
+                read,
+                lambda rules: plan(rules, want()),
+                lambda rules, steps: wanted(rules, want()),
+                write,
+                check_mode=self._node.check_mode,
+            )
+            if self._node.check_mode:
+                for step in outcome.steps:  # the server says what it would refuse, and keeps nothing
+                    write(step)
+            return outcome
+
+        return self._node.deadline.attempt(attempt, Conflict, NotConverged)
+
+
+class DeviceHolders:
+    """The pods that hold one GPU of a node, where its drivers' claims say so for certain."""
+
+    def __init__(self, writer: DeviceWriter, resources: ResourceApi, gpu: Sequence[str]) -> None:
+        self._writer, self._resources, self._gpu = writer, resources, gpu
+        self._devices: list[Device] = []
+
+    def uids(self, node: Node) -> dict[str, bool] | None:
+        """Their UIDs, and whether each would get the GPU again. None where nobody can tell: it is in no slice, or a device plugin hands it out too."""
+        taints: dict[DeviceId, list[Taint]] = {rule.id: [rule.taint] for rule in self._writer.standing().values()}
+        try:
+            if not self._devices and not node.gpu_resources:
+                self._devices = devices_of(self._resources.devices(node.name), node.name, self._gpu)
+            for device in self._devices:
+                taints.setdefault(device.id, [])
+            return self._resources.holders(taints) if taints else None
+        except DeviceNotTaintable:  # it may not be read
+            return None
+
+
+def device_holders(node: NodeWriter, gpu: Sequence[str]) -> DeviceHolders:
+    resources = ResourceApi(node.api, node.deadline)
+    return DeviceHolders(DeviceWriter(node, resources), resources, gpu)
