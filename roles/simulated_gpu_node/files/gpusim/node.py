@@ -99,7 +99,7 @@ class Node:
         if not 1 <= gpus <= len(model["pci_devices"]):
             raise SimulatorError(f"{model_name} makes nodes of 1 to {len(model['pci_devices'])} GPUs, not {gpus}")
         built = build.nvml_library(self.cache)
-        for folder in ("dev/nvidia-caps", "proc/sys/kernel/random", "var/lib/gpuops", "bin"):
+        for folder in ("dev/nvidia-caps", "proc/sys/kernel/random", "var/lib/gpuops", "var/lib/kubelet", "bin"):
             (self.path / folder).mkdir(parents=True)
         build.copy(built, self.nvml_library)
         build.copy(build.HERE / "nvidia-modprobe", self.modprobe)
@@ -107,7 +107,7 @@ class Node:
         state: dict[str, Any] = {
             "version": 1, "node": self.name, "model": model_name, "driver_version": model["answers"]["nvmlSystemGetDriverVersion"],
             "faults": {**no_faults(), "driver_not_loaded": False}, "event_sequence": 0, "instance_sequence": 0,
-            "gpus": [self._gpu(model, index) for index in range(gpus)], "processes": [], "pods": {},
+            "gpus": [self._gpu(model, index) for index in range(gpus)], "processes": [], "pods": {}, "device_plugin": None,
         }  # fmt: skip
         capabilities.install(str(self.path))
         for device in (
@@ -165,6 +165,8 @@ class Node:
         with self.change() as state:
             self._end(state, state["processes"])
             state["pods"] = {}
+            if state["device_plugin"]:  # its pod starts again with the kubelet
+                state["device_plugin"].update(pod=None, resources={})
             state["faults"] = {**no_faults(), "driver_not_loaded": False}
             for gpu in state["gpus"]:
                 if self.model["mig"]["resetless"]:  # then the mode is the driver's, not the board's
@@ -418,7 +420,8 @@ class Node:
             "gpuops_node_name": self.name, "gpuops_sim_state": self.file.path,
             "gpuops_nvml_library": str(self.nvml_library), "gpuops_nvidia_modprobe": str(self.modprobe),
             "gpuops_kmsg_path": str(self.kmsg), "gpuops_dev_root": str(self.path / "dev"), "gpuops_proc_root": str(self.path / "proc"),
-            "gpuops_state_dir": str(self.path / "var/lib/gpuops"), "gpuops_cgroup_root": str(process.cgroup_root()),
+            "gpuops_state_dir": str(self.path / "var/lib/gpuops"), "gpuops_kubelet_dir": str(self.path / "var/lib/kubelet"),
+            "gpuops_cgroup_root": str(process.cgroup_root()),
         }  # fmt: skip
 
     def summary(self) -> dict[str, Any]:
