@@ -36,3 +36,21 @@ class Fragmented(MigError):
     """The wanted layout holds every instance that has to stay, but `instances` stand where the rest of it has to be."""
 
     kind = "mig_fragmented"
+
+
+class DriverTooOld(MigError):
+    """The driver lacks a call without which nothing can be known or done."""
+
+    kind = "driver_too_old"
+
+
+class NotPermitted(MigError):
+    """Reading places and changing anything takes root."""
+
+    kind = "permission"
+
+
+class Refused(MigError):
+    """NVML refused a call for a reason that is none of the others; `call` and `nvml_error` in the details are its name and number."""
+
+    kind = "nvml"
