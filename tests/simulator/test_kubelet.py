@@ -161,10 +161,10 @@ def test_what_the_plugin_advertises(node: Node, strategy: str, resources: dict[s
     instances.create(node, 0, "3g.71gb", 4)
     assert kubelet.status(node.state()) is None, "no plugin, no word of ours"
     sync(node, plugin(strategy=strategy))
-    assert kubelet.status(node.state()) == {"allocatable": resources, "capacity": resources}
+    assert kubelet.status(node.state()) == {"allocatable": {"nvidia.com/gpu": "0", **resources}, "capacity": resources}
     sync(node)
-    gone = kubelet.status(node.state())
-    assert gone == {"allocatable": dict.fromkeys(resources, "0"), "capacity": {}}, "what there was keeps its capacity"
+    gone = {"allocatable": dict.fromkeys({"nvidia.com/gpu", *resources}, "0"), "capacity": {}}
+    assert kubelet.status(node.state()) == gone, "what there was keeps its capacity"
 
 
 def test_single(node: Node) -> None:

@@ -190,6 +190,8 @@ def pod_template(
     app: str,
     *,
     gpus: int = 1,
+    devices: Mapping[str, int] | None = None,
+    environment: Mapping[str, str] | None = None,
     node: str | None = None,
     selector: Mapping[str, str] | None = None,
     labels: Mapping[str, str] | None = None,
@@ -199,12 +201,15 @@ def pod_template(
     finalizers: Sequence[str] = (),
     tolerations: Sequence[Mapping[str, str]] = (),
 ) -> Json:
-    """`node` pins the pod by selector: the scheduler still decides, and taints still count."""
+    """`node` pins the pod by selector: the scheduler still decides, and taints still count. `devices` stand in place of `gpus`."""
     stops = {STOPS_AFTER: stops_after} if stops_after else {}
     pinned = {"kubernetes.io/hostname": node} if node else {}
     container: Json = {"name": "main", "image": "registry.example/inference:1"}
-    if gpus:
-        container["resources"] = {"limits": {GPU: str(gpus)}}
+    wanted = {GPU: gpus} if devices is None else devices
+    if any(wanted.values()):
+        container["resources"] = {"limits": {name: str(count) for name, count in wanted.items()}}
+    if environment:
+        container["env"] = [{"name": name, "value": value} for name, value in environment.items()]
     return {
         "metadata": {
             "labels": {"app": app, **(labels or {})},
