@@ -181,32 +181,12 @@ error_kind:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.change import COMPUTE, OPTIONS, run
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.change import LAYOUT_SPEC, run
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.requests import request_of
-from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec import LOCK_TOGETHER
 
 
 def main() -> None:
-    module = AnsibleModule(
-        argument_spec={
-            **OPTIONS,
-            "gpus": {"type": "list", "elements": "str", "default": []},
-            "counts": {"type": "dict"},
-            "instances": {
-                "type": "list",
-                "elements": "dict",
-                "options": {"profile": {"type": "str", "required": True}, "start": {"type": "int"}, "compute": COMPUTE},
-            },
-            "mig_parted": {"type": "raw"},
-            "mig_parted_config": {"type": "str"},
-            "mig_enabled": {"type": "bool"},
-            "may_move": {"type": "bool", "default": True},
-        },
-        mutually_exclusive=[("counts", "instances", "mig_parted")],
-        required_one_of=[("counts", "instances", "mig_parted", "mig_enabled")],
-        required_together=[*LOCK_TOGETHER, ("mig_parted", "mig_parted_config")],
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(supports_check_mode=True, **LAYOUT_SPEC)
     run(module, lambda: request_of(module.params))
 
 

@@ -14,7 +14,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._errors import 
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import nvml
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.requests import Request
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.task import LayoutTask, Options
-from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec import NODE_OPTIONS
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec import LOCK_TOGETHER, NODE_OPTIONS
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.journal import Journal
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.lock import guard
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
@@ -39,6 +39,25 @@ COMPUTE: dict[str, Any] = {
     "type": "list",
     "elements": "dict",
     "options": {"slices": {"type": "int", "required": True}, "start": {"type": "int"}},
+}
+LAYOUT_SPEC: dict[str, Any] = {
+    "argument_spec": {
+        **OPTIONS,
+        "gpus": {"type": "list", "elements": "str", "default": []},
+        "counts": {"type": "dict"},
+        "instances": {
+            "type": "list",
+            "elements": "dict",
+            "options": {"profile": {"type": "str", "required": True}, "start": {"type": "int"}, "compute": COMPUTE},
+        },
+        "mig_parted": {"type": "raw"},
+        "mig_parted_config": {"type": "str"},
+        "mig_enabled": {"type": "bool"},
+        "may_move": {"type": "bool", "default": True},
+    },
+    "mutually_exclusive": [("counts", "instances", "mig_parted")],
+    "required_one_of": [("counts", "instances", "mig_parted", "mig_enabled")],
+    "required_together": [*LOCK_TOGETHER, ("mig_parted", "mig_parted_config")],
 }
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from ansible.module_utils.basic import missing_required_lib
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import MissingLibrary
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import MigError
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.names import parse_name
@@ -62,9 +61,15 @@ class Entry:
 Configs = Mapping[str, tuple[Entry, ...]]
 
 
-def load(text: str) -> Configs:
+def _need_yaml() -> None:
     if YAML_IMPORT_ERROR is not None:
+        from ansible.module_utils.basic import missing_required_lib  # which a node has not while it boots
+
         raise MissingLibrary(missing_required_lib("PyYAML"), exception=str(YAML_IMPORT_ERROR))
+
+
+def load(text: str) -> Configs:
+    _need_yaml()
     try:
         twice = next(_repeated_keys(yaml.compose(text, yaml.SafeLoader), set()), None)
         document = yaml.safe_load(text)
@@ -76,8 +81,7 @@ def load(text: str) -> Configs:
 
 
 def dump(configs: Configs) -> str:
-    if YAML_IMPORT_ERROR is not None:
-        raise MissingLibrary(missing_required_lib("PyYAML"), exception=str(YAML_IMPORT_ERROR))
+    _need_yaml()
     text: str = yaml.safe_dump(document_of(configs), sort_keys=False)
     return text
 

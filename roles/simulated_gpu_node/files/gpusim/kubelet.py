@@ -100,7 +100,7 @@ def _plugin(node: Node, pod: Pod | None) -> Iterator[str]:
     if (known["pod"] if known else None) == uid:
         return
     resources = device_plugin.devices(state, device_plugin.strategy(pod)) if pod else {}
-    ever = {GPU_RESOURCE, *(known["ever"] if known else ()), *resources}
+    ever = {device_plugin.GPU_RESOURCE, *(known["ever"] if known else ()), *resources}
     with node.change() as state:
         state["device_plugin"] = {"pod": uid, "resources": resources, "ever": sorted(ever)}
     told = ", ".join(f"{len(found)} {name}" for name, found in resources.items())
