@@ -31,9 +31,11 @@ def main(config: str, tell: Tell = lambda line: print(line, flush=True)) -> int:
     """The exit status: whether every GPU is as wanted now."""
     try:
         return 0 if restore(json.loads(Path(config).read_text(encoding="utf-8")), tell) else 1
+    except (OSError, ValueError) as error:
+        tell(f"cannot read {config}: {error}")
     except RemediationError as error:
         tell(str(error))
-        return 1
+    return 1
 
 
 def restore(config: Mapping[str, Any], tell: Tell) -> bool:

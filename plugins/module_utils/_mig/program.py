@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import io
 import zipfile
@@ -58,6 +59,7 @@ def _imports(source: str) -> Iterator[str]:
                 yield inner if _source(inner) is not None else node.module
 
 
+@functools.cache
 def _source(name: str) -> str | None:
     try:
         spec = importlib.util.find_spec(name)

@@ -5,38 +5,8 @@
 from __future__ import annotations
 
 import pytest
-from fleet import Fleet
 from loop import REPOSITORY, Controller
-
-PLUGIN = "nvidia-device-plugin-daemonset"
-NAMESPACE = "gpu-operator"
-OURS = {"key": "gpuops.remediation/mig-change", "operator": "Exists", "effect": "NoSchedule"}
-
-
-class MigFleet(Fleet):
-    """Nodes whose GPUs a device plugin advertises."""
-
-    def device_plugin(self, nodes, *, strategy="mixed", tolerates=True):
-        self.objects.daemonset(
-            PLUGIN,
-            namespace=NAMESPACE,
-            nodes=nodes,
-            environment={"MIG_STRATEGY": strategy},
-            tolerations=[OURS] if tolerates else [],
-        )
-
-    def advertised(self, node):
-        told = self.objects.node(node)["status"]["allocatable"]
-        return {
-            name.removeprefix("nvidia.com/"): int(count) for name, count in told.items() if name.startswith("nvidia.com/") and count != "0"
-        }
-
-    def layout(self, node, gpu):
-        return [f"{one['name'].removeprefix('MIG ')}@{one['start']}" for one in self.nodes[node].state()["gpus"][gpu]["mig"]["instances"]]
-
-    def changes(self, since=""):
-        """What was written of nodes and pods, and not only asked."""
-        return [(entry.verb, entry.resource) for entry in self.writes("nodes", "pods", since=since) if not entry.dry_run]
+from mig_fleet import NAMESPACE, MigFleet
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,12 @@ def host(controller, tmp_path):
         gpuops_mig_program_dir=str(tmp_path / "program"),
         gpuops_mig_unit_dir=str(tmp_path / "units"),
     )
-    (tmp_path / "units").mkdir()
+    for folder in ("units", "programs"):
+        (tmp_path / folder).mkdir()
+    systemctl = tmp_path / "programs" / "systemctl"
+    systemctl.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked-of-systemd\n')
+    systemctl.chmod(0o755)
+    controller.more_environment["PATH"] = os.pathsep.join([str(systemctl.parent), os.environ["PATH"]])
     return controller.node("bare-1", gpus=2)
 
 
@@ -46,6 +51,7 @@ def layouts(node):
 
 
 def test_after_a_reboot_the_layouts_are_there_again(controller, host, tmp_path):
+    """S13: the unit comes without a word to systemd."""
     foretold = controller.play("mig", "--check")
     assert foretold.ok and layouts(host) == [[], []] and not (tmp_path / "config").exists(), foretold.output
     run = controller.play("mig")
@@ -67,6 +73,7 @@ def test_after_a_reboot_the_layouts_are_there_again(controller, host, tmp_path):
     checked = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
     assert checked.returncode == 0 and unit.name not in checked.stderr, checked.stderr
     assert (tmp_path / "units/multi-user.target.wants" / unit.name).resolve() == unit
+    assert not (tmp_path / "asked-of-systemd").exists()
 
 
 def test_a_boot_that_finds_something_else(controller, host, tmp_path):
