@@ -33,8 +33,9 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - C(devices), the pod (C(namespace/name)) by the UUID of the GPU or MIG device that it has; C(unsettled), pods that are bound to the node
-      and request a GPU, and have not been given one yet.
+    - C(devices), the pod (C(namespace/name)) by the UUID of the GPU or MIG device that it has; C(pods), the same pods as
+      M(gpuops.remediation.node_drain) takes them; C(unsettled), pods that are bound to the node and request a GPU, and have not been given one
+      yet.
   type: dict
 """
 
@@ -48,16 +49,24 @@ STATIC_UID = "kubernetes.io/config.hash"  # of a mirror pod: the UID by which th
 
 def device_holders(allocations: Sequence[Mapping[str, Any]], pods: Sequence[Pod]) -> dict[str, Any]:
     alive = {
-        key: "{namespace}/{name}".format(**pod["metadata"])
+        key: pod
         for pod in pods
         if not finished(pod)
         for key in (uid(pod), (pod["metadata"].get("annotations") or {}).get(STATIC_UID))
         if key
     }
-    given = [(device, alive[one["pod_uid"]]) for one in allocations if one["pod_uid"] in alive for device in one["devices"]]
-    holders = {name for _device, name in given}
-    waiting = [alive[uid(pod)] for pod in pods if uid(pod) in alive and wants_gpu(pod)]
-    return {"devices": dict(given), "unsettled": sorted(name for name in waiting if name not in holders)}
+    given = {device: alive[one["pod_uid"]] for one in allocations if one["pod_uid"] in alive for device in one["devices"]}
+    settled = {uid(pod) for pod in given.values()}
+    waiting = [pod for pod in pods if uid(pod) in alive and uid(pod) not in settled and wants_gpu(pod)]
+    return {
+        "devices": {device: _name(pod) for device, pod in given.items()},
+        "pods": {device: {"uid": uid(pod)} for device, pod in given.items()},
+        "unsettled": sorted(map(_name, waiting)),
+    }
+
+
+def _name(pod: Pod) -> str:
+    return "{namespace}/{name}".format(**pod["metadata"])
 
 
 class FilterModule:

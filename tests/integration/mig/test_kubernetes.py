@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from cluster import audit
 from cluster.api import Api
@@ -16,6 +18,11 @@ from mig_fleet import NAMESPACE, PLUGIN
 HALVES = [{"counts": {"3g.71gb": 2}}]
 TAINT = "gpuops.remediation/mig-change=:NoSchedule"
 pytestmark = pytest.mark.timeout(900)
+
+
+def last_words(run):
+    """What ended the run of each host."""
+    return {re.search(r"\[([^]]+)\]", failure)[1]: failure for failure in run.failures}
 
 
 def test_from_whole_gpus_to_halves_and_no_further(fleet):
@@ -55,7 +62,7 @@ def test_refused_and_untouched(fleet, tmp_path):
     names = ["labelled", "operated", "unit", "held", "whole", "intolerant"]
     fleet.gpu_nodes(*names, gpus=1, gpuops_mig_layouts=HALVES)
     fleet.objects.api.patch("Node", "labelled", {"metadata": {"labels": {"nvidia.com/mig.config": "all-disabled"}}})
-    fleet.objects.pod("manager", node="operated", gpus=0, labels={"app": "nvidia-mig-manager"})
+    fleet.objects.pod("nvidia-mig-manager", node="operated", gpus=0)
     link = tmp_path / "other-units" / "multi-user.target.wants" / "nvidia-mig-manager.service"
     link.parent.mkdir(parents=True)
     link.symlink_to("/etc/systemd/system/nvidia-mig-manager.service")
@@ -71,9 +78,10 @@ def test_refused_and_untouched(fleet, tmp_path):
 
         run = fleet.play("mig", mig_serial=len(names))
 
-    told = {name: next(one for one in run.failures if f"[{name}]" in one) for name in names}
+    told = last_words(run)
+    assert set(told) == set(names), run.output
     assert "the label nvidia.com/mig.config=all-disabled" in told["labelled"]
-    assert "the pod manager" in told["operated"]
+    assert "the pod nvidia-mig-manager" in told["operated"]
     assert "multi-user.target.wants/nvidia-mig-manager.service" in told["unit"]
     assert "nothing was changed on held" in told["held"] and "7g.141gb@0" in told["held"]
     assert "default/trainer has a whole GPU" in told["whole"]
@@ -95,7 +103,7 @@ def test_what_is_left_where_it_fails(fleet):
 
         run = fleet.play("mig", mig_serial=2, mig_plugin_seconds=20)
 
-        broken, stuck = (next(one for one in run.failures if f"[{name}]" in one and "so the taint" in one) for name in ("broken", "stuck"))
+        broken, stuck = map(last_words(run).get, ("broken", "stuck"))
         assert "broken advertises what is there, so the taint gpuops.remediation/mig-change is off again" in broken, run.output
         assert (fleet.layout("broken", 0), fleet.objects.taints("broken")) == ([], [])
         assert "no new pod of the device plugin came to node stuck" in stuck

@@ -32,5 +32,9 @@ def test_who_has_what():
     ]
     assert device_holders(allocations, pods) == {
         "devices": {"MIG-1": "default/infer", "MIG-2": "default/infer", "MIG-3": "default/ending", "MIG-5": "default/static"},
+        "pods": {
+            device: {"uid": f"uid-{name}"}
+            for device, name in [("MIG-1", "infer"), ("MIG-2", "infer"), ("MIG-3", "ending"), ("MIG-5", "static")]
+        },
         "unsettled": ["default/new"],
     }
