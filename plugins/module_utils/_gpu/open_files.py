@@ -35,10 +35,16 @@ def holders(proc: ProcFs, devices: Mapping[Identity, Meaning]) -> Iterator[tuple
         except OSError:
             unreadable += 1
             continue
-        if found:
+        if found and not _is_reader(proc, pid):
             yield pid, found
     if unreadable:
         raise PermissionError(f"the open files of {unreadable} processes cannot be read; is this root?")
+
+
+def _is_reader(proc: ProcFs, pid: int) -> bool:
+    """Whether it is of this very run: NVML is asked at the same time by children of the same parent, and has the files open."""
+    found = proc.process(pid)
+    return found is not None and found.parent == os.getppid()
 
 
 def _of(folder: str, devices: Mapping[Identity, Meaning]) -> set[Meaning]:

@@ -54,3 +54,21 @@ class Refused(MigError):
     """NVML refused a call for a reason that is none of the others; `call` and `nvml_error` in the details are its name and number."""
 
     kind = "nvml"
+
+
+class ResetRequired(MigError):
+    """The GPU was to be reset, and could not be: its mode stays as it is until it is."""
+
+    kind = "reset_required"
+
+
+class NotAsWanted(MigError):
+    """NVML took a call, and what is there afterwards is something else; `differs` in the details says what."""
+
+    kind = "mig_differs"
+
+
+class TimeIsUp(MigError):
+    """No further step was begun, because there was no time left for it."""
+
+    kind = "timeout"

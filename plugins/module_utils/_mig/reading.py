@@ -14,6 +14,7 @@ from typing import Any, Optional
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device_id import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import ComputeInstance, GpuInstance, Layout, Placement
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.profiles import Model, Profile
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.steps import MigStep
 
 _MIB = 1 << 20
 
@@ -93,12 +94,25 @@ def _profile(data: Mapping[str, Any]) -> Profile:
     )
 
 
-def _layout(data: Mapping[str, Any]) -> Layout:
-    instances = (
-        GpuInstance(one["profile"], Placement(**one["placement"]), tuple(ComputeInstance(**part) for part in one["compute"]), one["id"])
-        for one in data["instances"]
+def step_from_data(data: Mapping[str, Any]) -> MigStep:
+    """A step that a child told."""
+    instance, compute = data["instance"], data["compute"]
+    return MigStep(
+        **{
+            **_tuples(data),
+            "instance": _instance(instance) if instance else None,
+            "compute": ComputeInstance(**compute) if compute else None,
+        }
     )
-    return Layout(data["mig"], tuple(instances), data["pending"])
+
+
+def _layout(data: Mapping[str, Any]) -> Layout:
+    return Layout(data["mig"], tuple(map(_instance, data["instances"])), data["pending"])
+
+
+def _instance(data: Mapping[str, Any]) -> GpuInstance:
+    compute = tuple(ComputeInstance(**part) for part in data["compute"])
+    return GpuInstance(data["profile"], Placement(**data["placement"]), compute, data["id"])
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
