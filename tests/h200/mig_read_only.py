@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import datetime
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -193,7 +194,7 @@ def compare_compute(gpu: Gpu, reading: Any, model: dict[str, Any] | None, table:
 
 
 def compare_files(proc_root: str, dev_root: str, table: Table) -> None:
-    """The driver's files, and whether we find ourselves among those that have a GPU's device file open."""
+    """The driver's files, and whether this process is found among those that have a GPU's device file open."""
     from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import capabilities
     from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
     from gpusim import capabilities as simulated
@@ -211,13 +212,27 @@ def compare_files(proc_root: str, dev_root: str, table: Table) -> None:
     table.add(str(caps), sorted(one.name for one in caps.iterdir()) if caps.is_dir() else "missing")
     own = {os.readlink(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{one}")}
     table.add("device files that this process has open", sorted(one for one in own if one.startswith("/dev/nvidia")))
-    found: list[Any] = []
-    capabilities.collect(ProcFs(proc_root), dev_root, found.append)
-    for item in found[1:]:
-        table.add(
-            f"holds {[list(one) for one in item['held']]}",
-            f"{item['process']['name']}" + (" (this process)" * (item["pid"] == os.getpid())),
-        )
+    for item in beside(lambda tell: capabilities.collect(ProcFs(proc_root), dev_root, tell))[1:]:
+        holder = item["process"]["name"] + " (this process)" * (item["pid"] == os.getpid())
+        table.add(f"holds {[list(one) for one in item['held']]}", holder)
+
+
+def beside(collect: Callable[[Callable[[Any], None]], None]) -> list[Any]:
+    """What a child tells: one that looks for holders takes its own parent's other children for readers like itself."""
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+
+    def run() -> None:
+        try:
+            collect(queue.put)
+        finally:
+            queue.put(None)
+
+    child = context.Process(target=run)
+    child.start()
+    told = list(iter(queue.get, None))
+    child.join()
+    return told
 
 
 def lines(path: Path) -> list[str]:

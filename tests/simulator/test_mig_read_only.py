@@ -32,11 +32,13 @@ def test_no_difference(make_node: Callable[..., Node], mig: bool) -> None:
     if mig:
         instances.create(node, 0, "3g.71gb", 4, ("2c", "1c"))
         instances.create(node, 0, "1g.18gb+me", 0)
+        node.start([0], "dcgm", 0, kind="monitor", gi=2)
     before = node.state()["gpus"]
     text = compare(node)
     assert " different: none" in text and "**no**" not in text
     assert ("3g.71gb@4: 1c.3g.71gb, places | 0:1 1:1 2:1" in text) is mig
     assert ("MIG off: GPU instance 0" in text) is not mig
+    assert ("holds [[0, 2, None], [0, None, None]] | dcgm |" in text) is mig
     assert node.state()["gpus"] == before, "it only reads"
 
 
