@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import nvml
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import watched
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device_id import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.tables import model_named
 from ansible_collections.gpuops.remediation.plugins.modules import mig_info

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.records import Gpu
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device_id import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import GpuInstance, Layout, Placement
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.report import report
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.tables import model_named
