@@ -111,6 +111,7 @@ def test_inventory(command: Gpusim, tmp_path: Path) -> None:
             "gpuops_cgroup_root",
             "gpuops_nvml_library",
             "gpuops_nvidia_modprobe",
+            "gpuops_nvidia_smi",
             "gpuops_state_dir",
         )
         assert all(Path(host[path]).exists() for path in paths)
