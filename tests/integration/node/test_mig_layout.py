@@ -317,6 +317,24 @@ def test_a_call_that_hangs_is_named_and_what_was_done_is_taken_back(hopper):
     assert names(hopper) == ["2g.35gb@0"] and names(hopper, 1) == ["7g.141gb@0"]
 
 
+def test_a_driver_that_takes_no_places_for_compute_instances(hopper):
+    """Where it puts them itself counts, once it is read: as wanted, or taken back."""
+    hopper.sim.fail("nvmlGpuInstanceCreateComputeInstanceWithPlacement", "FUNCTION_NOT_FOUND", times=None, index=0)
+    layout(hopper, instances=[{"profile": HALF, "start": 0, "compute": [{"slices": 1}, {"slices": 1}]}])
+    found = there(hopper)
+    assert [[start for _serial, _size, start in compute] for _name, _start, compute in found[1].values()] == [[0, 1]]
+    error = error_of(
+        layout(
+            hopper,
+            instances=[
+                {"profile": HALF, "compute": [{"slices": 1, "start": 1}]},
+                {"profile": HALF, "compute": [{"slices": 1, "start": 2}]},
+            ],
+        )
+    )
+    assert (error["kind"], error["differs"]) == ("mig_differs", []) and names(hopper) == ["3g.71gb@0"]
+
+
 def test_privilege_is_asked_for_by_name(make_node):
     node = make_node(gpus=1)
     node.sim.no_permission("nvmlDeviceSetMigMode")
