@@ -50,6 +50,8 @@ def files(proc: ProcFs, dev_root: str) -> dict[open_files.Identity, Held]:
 
 
 def collect(proc: ProcFs, dev_root: str, emit: Emit) -> None:
-    """Every process that has any of them open, and which."""
-    for pid, held in open_files.holders(proc, files(proc, dev_root)):
+    """The minors that exist; every process that has any of the files open, and which."""
+    known = files(proc, dev_root)
+    emit({"minors": sorted({one.minor for one in known.values() if one.gi is None})})
+    for pid, held in open_files.holders(proc, known):
         emit({"pid": pid, "held": sorted(held, key=str), "process": proc.describe(pid)})

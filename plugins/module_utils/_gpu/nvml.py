@@ -42,10 +42,10 @@ class NvmlError(RemediationError):
     kind = "nvml"
 
 
-def collect(library: str, wanted: Sequence[str], describe: Describe, emit: Emit) -> None:
-    """Everything about the wanted GPUs (UUIDs or PCI addresses; none means all), emitted as it comes."""
+def collect(library: str, wanted: Sequence[str], describe: Describe, emit: Emit, *, only_processes: bool = False) -> None:
+    """Everything about the wanted GPUs (UUIDs or PCI addresses; none means all), or who they are and who is on them, emitted as it comes."""
     nvml = start(library, emit)
-    each_gpu(nvml, lambda index: _Reader(index, emit, nvml).read(wanted, describe))
+    each_gpu(nvml, lambda index: _Reader(index, emit, nvml).read(wanted, describe, only_processes))
 
 
 def start(library: str, emit: Emit) -> Any:
@@ -104,13 +104,13 @@ class _Reader:
     def _tell(self, **fields: Any) -> None:
         self._emit({"gpu": self._index, "fields": fields})
 
-    def read(self, wanted: Sequence[str], describe: Describe) -> None:
+    def read(self, wanted: Sequence[str], describe: Describe, only_processes: bool) -> None:
         try:
             handle = self._call("nvmlDeviceGetHandleByIndex", self._index)
             if handle is None or not self._identity(handle, wanted):
                 return
             # What a decision needs most comes first: a call that hangs ends this GPU's reading.
-            for part in (self._recovery, self._rows, self._ecc, self._basics, self._mig):
+            for part in () if only_processes else (self._recovery, self._rows, self._ecc, self._basics, self._mig):
                 if not self._lost:
                     part(handle)
             if not self._lost:

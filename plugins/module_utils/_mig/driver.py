@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any, Callable, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.records import pci_bus_id, text
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device_id import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import DriverTooOld
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import ComputeInstance, GpuInstance, Layout, Placement
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.names import computed_name
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.profiles import Model, Profile, Starts
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.tables import model_of

@@ -61,7 +61,7 @@ def survey(node: Node, wanted: Sequence[str], timeout_seconds: float) -> Survey:
     wanted = records.normalise(wanted)
     sources: dict[str, Collect] = {
         watched.SOURCE: partial(watched.collect, node.nvml_library, wanted),
-        "nvml": partial(nvml.collect, node.nvml_library, wanted, node.proc.describe),
+        "nvml": partial(nvml.collect, node.nvml_library, wanted, node.proc.describe, only_processes=True),
         "clients": partial(capabilities.collect, node.proc, node.dev_root),
     }
     answers, _abandoned = Watchdog(node.state, timeout_seconds).collect(sources)

@@ -9,9 +9,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device_id import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Infeasible
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import GpuInstance, Layout, free_placements
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import DeviceId, Entry, PartedInvalid, dump, load
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import Entry, PartedInvalid, dump, load
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted_gpus import NodeGpu, entry_for, export, holds, want_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import plan
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.tables import MODELS, model_named

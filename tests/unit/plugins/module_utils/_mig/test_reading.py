@@ -8,8 +8,8 @@ import json
 from dataclasses import replace
 
 import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device_id import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import ComputeInstance, GpuInstance, Layout, Placement
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading, from_data, show
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.tables import model_named
 
