@@ -321,17 +321,9 @@ def test_a_driver_that_takes_no_places_for_compute_instances(hopper):
     """Where it puts them itself counts, once it is read: as wanted, or taken back."""
     hopper.sim.fail("nvmlGpuInstanceCreateComputeInstanceWithPlacement", "FUNCTION_NOT_FOUND", times=None, index=0)
     layout(hopper, instances=[{"profile": HALF, "start": 0, "compute": [{"slices": 1}, {"slices": 1}]}])
-    found = there(hopper)
-    assert [[start for _serial, _size, start in compute] for _name, _start, compute in found[1].values()] == [[0, 1]]
-    error = error_of(
-        layout(
-            hopper,
-            instances=[
-                {"profile": HALF, "compute": [{"slices": 1, "start": 1}]},
-                {"profile": HALF, "compute": [{"slices": 1, "start": 2}]},
-            ],
-        )
-    )
+    assert [[part[2] for part in compute] for _name, _start, compute in there(hopper)[1].values()] == [[0, 1]]
+    elsewhere = [{"profile": HALF, "compute": [{"slices": 1, "start": start}]} for start in (1, 2)]
+    error = error_of(layout(hopper, instances=elsewhere))
     assert (error["kind"], error["differs"]) == ("mig_differs", []) and names(hopper) == ["3g.71gb@0"]
 
 

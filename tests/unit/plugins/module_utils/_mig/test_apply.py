@@ -12,9 +12,9 @@ import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LockLost
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import apply, steps
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.apply import Child, Order, heard
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device_id import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Busy, MigError, Refused
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.tables import model_named
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.wants import Want, WantedCompute, WantedInstance, want_counts

@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device_id import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Infeasible
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.requests import one_less, one_more, request_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.tables import model_named

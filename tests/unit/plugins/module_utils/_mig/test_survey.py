@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device_id import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import ComputeInstance, GpuInstance, Layout, Placement
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.survey import GpuState, overlap
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.tables import model_named
