@@ -22,7 +22,7 @@ def node(tmp_path, monkeypatch):
     [
         ({}, "one of the following is required: counts, instances, mig_parted, mig_enabled"),
         ({"counts": {}, "instances": []}, "mutually exclusive: counts|instances|mig_parted"),
-        ({"mig_parted": "version: v1"}, "missing: mig_parted_config"),
+        ({"mig_parted": "version: v1"}, "required together: mig_parted, mig_parted_config"),
         ({"instances": [{"start": 4}]}, "profile found in instances"),
         ({"instances": [{"profile": "3g.71gb", "compute": [{"start": 0}]}]}, "slices found in instances -> compute"),
         ({"counts": {}, "busy": "kill"}, "value of busy must be one of: fail, wait, drain"),
