@@ -234,8 +234,17 @@ def test_without_leave_to_reset_the_mode_stays_pending(ampere):
     again = layout(ampere, counts={"3g.40gb": 2})
     assert (again["changed"], again["reset_required"]) == (False, True)
     assert not any(gpu["resets"] for gpu in ampere.sim.state()["gpus"])
-    layout(ampere, counts={"3g.40gb": 2}, allow_reset=True)
+    assert "MIG off, on after a reset" in layout(ampere, counts={"3g.40gb": 2}, allow_reset=True)["diff"]["before"]
     assert names(ampere) == ["3g.40gb@0", "3g.40gb@4"] and [len(gpu["resets"]) for gpu in ampere.sim.state()["gpus"]] == [1, 0]
+
+
+def test_modes_of_several_gpus_one_after_the_other(ampere):
+    layout(ampere, counts={"7g.80gb": 1}, allow_reset=True)
+    done = ampere.run("mig_layout", counts={"3g.40gb": 2}, allow_reset=True, timeout_seconds=60)
+    assert not done.get("failed") and names(ampere) == names(ampere, 1) == ["3g.40gb@0", "3g.40gb@4"]
+    assert [len(gpu["resets"]) for gpu in ampere.sim.state()["gpus"]] == [1, 1]
+    gone = ampere.run("mig_layout", mig_enabled=False, allow_reset=True, timeout_seconds=60)
+    assert not gone.get("failed") and there(ampere) == there(ampere, 1) == (0, {})
 
 
 @pytest.mark.parametrize("kind", ["compute", "monitor"])
