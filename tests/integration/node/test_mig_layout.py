@@ -7,6 +7,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -364,6 +367,27 @@ def test_one_run_on_a_node_at_a_time(hopper):
     waited = layout(hopper, gpu=1, counts={HALF: 1})
     other.join()
     assert waited["changed"] and done[0]["changed"] and names(hopper) == names(hopper, 1) == ["3g.71gb@4"]
+
+
+def test_a_run_that_is_killed_is_gone_on_from(hopper):
+    """Its children go with it: what hung in the driver makes nothing later."""
+    hopper.sim.hang("nvmlGpuInstanceCreateComputeInstanceWithPlacement", None, 0)
+    params = hopper.arguments("mig_layout", gpus=[hopper.uuids[0]], counts={HALF: 2}, timeout_seconds=300)
+    command = "import json, sys, run_module, ansible_collections.gpuops.remediation.plugins.modules.mig_layout as it; "
+    command += "run_module.run_module(it.main, **json.load(sys.stdin))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE, text=True, env=environment) as run:
+        json.dump(params, run.stdin)
+        run.stdin.close()
+        wait_until(lambda: names(hopper) == ["3g.71gb@0"] or names(hopper) == ["3g.71gb@4"], 60)
+        children = [pid for pid in ProcFs("/proc").pids() if (found := ProcFs("/proc").process(pid)) and found.parent == run.pid]
+        run.kill()
+    assert children
+    wait_until(lambda: not any(map(alive, children)), 30)
+    hopper.sim.clear(0)
+    done = layout(hopper, counts={HALF: 2})
+    assert not done.get("failed") and names(hopper) == ["3g.71gb@0", "3g.71gb@4"]
+    assert all(len(compute) == 1 for _name, _start, compute in there(hopper)[1].values())
 
 
 # --- other ways to say what is wanted ---
