@@ -72,12 +72,12 @@ class _Planner:
     def plan(self, resetless: bool, may_move: bool) -> Plan:
         if self.want and not self.mode_wanted:
             raise Infeasible("a GPU without MIG has no instances", reason="mode")
-        if self.current.mig != self.mode_wanted and self.gpu_busy:
-            raise Busy("the mode of a GPU cannot change while processes use it", instances=[GPU])
         self._check_limits()
         found = arrange(self.board, self.have, self.want, partial(self._change, spare_busy=True))
         if found is None:
             self._refuse()
+        if self.current.mig != self.mode_wanted and self.gpu_busy:
+            raise Busy("the mode of a GPU cannot change while processes use it", instances=[GPU])
         found = _there(found)
         plan = self._plan(found, resetless)
         if plan.moved and not may_move:

@@ -304,3 +304,10 @@ def test_instances_that_share_an_engine_are_not_planned_beside_each_other():
     assert [one.action for one in beside.steps if one.compute is None] == ["create_gpu_instance", "destroy_gpu_instance"], (
         "where nobody told"
     )
+
+
+@pytest.mark.parametrize("want", [{"3g.71gb": 3}, {"4g.71gb": 1, "2g.35gb": 3}, {"2g.35gb": 3, "3g.71gb": 1}])
+def test_what_can_never_be_is_no_reason_to_end_anybody(want):
+    """Who drains what is busy must not do it for nothing."""
+    with pytest.raises(Infeasible):
+        plan(H200, Layout(False), want_counts(H200, want), [GPU], resetless=True)
