@@ -51,6 +51,7 @@ options:
   timeout_seconds:
     description:
       - How long the change of all GPUs may take. What is not done by then is taken back.
+      - GPUs whose mode changes are worked on one after the other, and share it. A reset takes seconds.
       - Another run on the node is waited for as long.
     type: float
     default: 120

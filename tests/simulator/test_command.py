@@ -111,6 +111,7 @@ def test_inventory(command: Gpusim, tmp_path: Path) -> None:
             "gpuops_cgroup_root",
             "gpuops_nvml_library",
             "gpuops_nvidia_modprobe",
+            "gpuops_nvidia_smi",
             "gpuops_state_dir",
             "gpuops_kubelet_dir",
         )

@@ -39,13 +39,14 @@ def test_the_driver_s_profiles_are_those_of_the_tables(make_node: Callable[..., 
     assert (found.model.name, found.model.memory_slices, found.model.evidence) == (known.name, known.memory_slices, known.evidence)
 
     def bare(profile: Any) -> Any:
-        return replace(profile, memory_mib=None, multiprocessors=None, aliases=())
+        return replace(profile, memory_mib=None, multiprocessors=None, aliases=(), optical_flow=0)
 
     told, tables = {one.name: one for one in found.model.profiles}, {one.name: one for one in known.profiles}
     assert {one: bare(profile) for one, profile in told.items()} == {one: bare(profile) for one, profile in tables.items()}
     assert all(profile.memory_mib and profile.multiprocessors for profile in told.values())
     if known.evidence == "measured":
-        assert told == {one: replace(profile, aliases=()) for one, profile in tables.items()}
+        figures = {one: (profile.memory_mib, profile.multiprocessors) for one, profile in tables.items()}
+        assert {one: (profile.memory_mib, profile.multiprocessors) for one, profile in told.items()} == figures
 
 
 @pytest.fixture

@@ -114,8 +114,8 @@ class Child:
             reading = self._device.read()
             if prior.mig:
                 reading = self._mode_back(uuid, prior, reading, allow_reset)
-            todo = list(step.undo(reading.layout or Layout(False), attempted))
-            for one in todo:
+            layout = reading.layout or Layout(False)
+            for one in step.undo(layout, attempted) if layout.mig else ():
                 reading = self._try(uuid, one, reading)
             if not prior.mig:
                 self._mode_back(uuid, prior, reading, allow_reset)

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
-"""The work on GPUs in watched children, one a GPU, side by side: one whose driver hangs holds up no other."""
+"""The work on GPUs in watched children, one a GPU, most of it side by side: one whose driver hangs ends no other's."""
 
 from __future__ import annotations
 
@@ -60,8 +60,15 @@ class Children:
                 work.warnings.append(f"instances of {work.uuid} have no device file, and containers cannot open them: {why}")
 
     def _side_by_side(self, works: Sequence[Work], seconds: float, act: Callable[[Any, Child], None]) -> Iterator[tuple[Work, Told]]:
+        """But one after the other where the mode changes or the GPU is reset: other clients of the driver can be in the way, also ours."""
+        ends = time.monotonic() + seconds
+        groups = [*([work] for work in works if _is_of_mode(work)), [work for work in works if not _is_of_mode(work)]]
+        for number, group in enumerate(groups):
+            if group:
+                yield from self._at_once(group, max((ends - time.monotonic()) / (len(groups) - number), _LEAST_SECONDS), act)
+
+    def _at_once(self, works: Sequence[Work], seconds: float, act: Callable[[Any, Child], None]) -> Iterator[tuple[Work, Told]]:
         """Whatever is done to a GPU has one name, so that no second child follows one that hangs and cannot be killed."""
-        seconds = max(seconds, _LEAST_SECONDS)
         until = time.monotonic() + seconds - _END_SECONDS
         answers = self._collect({f"mig {work.uuid}": partial(self._on_gpu, work, act, until) for work in works}, seconds)
         for work in works:
@@ -81,6 +88,10 @@ class Children:
 
         calls = Calls(nvml.start(self._node.nvml_library, lambda _version: None), lambda name: emit({"begins": name}))
         act(work, Child(Device(calls, work.uuid, reset), self._journal, self._keep_lock, emit, until))
+
+
+def _is_of_mode(work: Work) -> bool:
+    return work.plan is not None and any(one.instance is None for one in work.plan.steps)
 
 
 def _modprobe(work: Work) -> str:

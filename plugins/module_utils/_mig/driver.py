@@ -125,6 +125,7 @@ def _profile(nvml: Any, handle: Any, query: int, model: Optional[Model]) -> Opti
         info.memorySizeMB,
         info.multiprocessorCount,
         tuple(sorted({known.name, *known.aliases} - {name})) if known else (),
+        optical_flow=info.ofaCount,
     )
 
 

@@ -20,7 +20,7 @@ class MigError(RemediationError):
 class Infeasible(MigError):
     """The GPU cannot have this layout, whatever is on it now.
 
-    `reason` in the details is profile (it has none of that name), start, limit, slices, placement or compute.
+    `reason` in the details is profile (it has none of that name), start, limit, slices, engine, placement, compute or mode.
     """
 
     kind = "mig_infeasible"

@@ -80,10 +80,10 @@ def predict(work: Work, *, allow_reset: bool) -> None:
     work.after = Reading(**{**vars(work.reading), "layout": layout, "mig_uuids": {}})
 
 
-def result(works: Sequence[Work], unknown: Sequence[str]) -> dict[str, Any]:
-    """`failed` where a GPU has an error; what the others came to is there all the same."""
+def result(works: Sequence[Work], unknown: Sequence[str], why: Optional[str]) -> dict[str, Any]:
+    """`failed` where a GPU has an error; what the others came to is there all the same. `why`: NVML did not tell of all GPUs."""
     gpus = [_gpu(work) for work in works]
-    gpus += [{**_NOTHING, "error": {"kind": "unknown_gpu", "msg": f"there is no GPU {name} on this node"}} for name in unknown]
+    gpus += [{**_NOTHING, "error": _unknown(name, why)} for name in unknown]
     failed = [gpu for gpu in gpus if gpu["error"]]
     told: dict[str, Any] = {
         "changed": any(gpu["changed"] for gpu in gpus),
@@ -112,6 +112,12 @@ def _gpu(work: Work) -> dict[str, Any]:
         if work.error
         else None,
     }
+
+
+def _unknown(name: str, why: Optional[str]) -> dict[str, str]:
+    if why is not None:
+        return {"kind": "nvml", "msg": f"GPU {name} was not found, and NVML did not tell all: {why}"}
+    return {"kind": "unknown_gpu", "msg": f"there is no GPU {name} on this node"}
 
 
 def _step(one: step.MigStep) -> dict[str, Any]:

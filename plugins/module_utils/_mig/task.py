@@ -83,7 +83,7 @@ class LayoutTask:
                     outcome.predict(work, allow_reset=self._options.allow_reset)
             else:
                 self._apply(planned)
-        return outcome.result(works, found.unknown), [one for work in works for one in work.warnings]
+        return outcome.result(works, found.unknown, found.why), [one for work in works for one in work.warnings]
 
     # --- what is to be done, once what is busy lets it ---
 
