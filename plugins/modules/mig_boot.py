@@ -16,7 +16,7 @@ description:
   - It destroys nothing that is busy or that the kubelet has given to a pod, ends no process and waits for none, and does nothing while another
     actor holds the node's lock.
   - No unit is written, and nothing is started.
-version_added: "0.2.0"
+version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
   - gpuops.remediation.attributes
