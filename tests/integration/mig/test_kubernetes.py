@@ -117,3 +117,18 @@ def test_what_is_left_where_it_fails(fleet):
         wait_until(lambda: fleet.advertised("stuck") == {"mig-3g.71gb": 2}, "the plugin's word")
         mended = fleet.play("mig", mig_hosts="stuck")
     assert mended.ok and fleet.objects.taints("stuck") == [], mended.output
+
+
+def test_a_pod_on_its_way(fleet):
+    """What was bound to the node before the taint, and has no device yet, is waited for and then a reason to do nothing."""
+    fleet.gpu_nodes("gpu-1", gpus=1, gpuops_mig_layouts=HALVES)
+    with fleet.kubelet():
+        fleet.device_plugin()
+        wait_until(lambda: fleet.advertised("gpu-1") == {"gpu": 1}, "the plugin's word")
+    fleet.objects.pod("late", gpus=1)  # the kubelet is away
+
+    run = fleet.play("mig", mig_settle_seconds=3)
+
+    told = last_words(run)["gpu-1"]
+    assert "no device was given to default/late within 3 s" in told and "is off again" in told, run.output
+    assert (fleet.layout("gpu-1", 0), fleet.objects.taints("gpu-1")) == ([], [])
