@@ -162,18 +162,13 @@ error_kind:
 """
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.access import api_of, ledger_of, permit_of
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube.argspec import CONNECTION_SPEC, LOCK_SPEC
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.argspec import CONNECTION_SPEC, LOCK_SPEC, TAINT_SPEC
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter, side_by_side, summary
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._names import TAINT_EFFECT, TAINT_KEY, TAINT_VALUE
 
-TAINT_SPEC = {
-    "key": {"required": True, "no_log": False},
-    "value": {"default": ""},
-    "effect": {"required": True, "choices": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
-}
 NODE_SPEC = {
     "name": {"required": True},
     "uid": {},

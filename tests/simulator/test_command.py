@@ -111,7 +111,9 @@ def test_inventory(command: Gpusim, tmp_path: Path) -> None:
             "gpuops_cgroup_root",
             "gpuops_nvml_library",
             "gpuops_nvidia_modprobe",
+            "gpuops_nvidia_smi",
             "gpuops_state_dir",
+            "gpuops_kubelet_dir",
         )
         assert all(Path(host[path]).exists() for path in paths)
         assert (Path(host["gpuops_cgroup_root"]) / "cgroup.procs").exists()

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -25,19 +26,30 @@ from gpusim.state import start_ticks
 pytest_plugins = ["cluster.fixtures"]
 
 
-def pod(uid: str = "0f5a-1", gpus: int = 1, node: str = "gpu-1", stops_after: str = "", **changes: Any) -> dict[str, Any]:
+def pod(
+    uid: str = "0f5a-1", gpus: int = 1, node: str = "gpu-1", stops_after: str = "", resource: str = "nvidia.com/gpu", **changes: Any
+) -> dict[str, Any]:
     body: dict[str, Any] = {
         "metadata": {"uid": uid, "name": f"pod-{uid}", "namespace": "default", "annotations": {kubelet.STOPS_AFTER: stops_after}},
         "spec": {
             "nodeName": node,
-            "containers": [
-                {"name": "main", "image": "registry.example/inference:1", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
-            ],
+            "containers": [{"name": "main", "image": "registry.example/inference:1", "resources": {"limits": {resource: str(gpus)}}}],
         },
         "status": {"phase": "Running"},
     }
     body["metadata"].update(changes)
     return body
+
+
+def plugin(uid: str = "plugin-1", strategy: str = "mixed") -> dict[str, Any]:
+    body = pod(uid, gpus=0, labels={"app": "nvidia-device-plugin-daemonset"})
+    body["spec"]["containers"][0]["env"] = [{"name": "MIG_STRATEGY", "value": strategy}]
+    return body
+
+
+def checkpoint(node: Node) -> list[tuple[str, str, str, list[str]]]:
+    data = json.loads((node.path / kubelet.CHECKPOINT).read_text(encoding="utf-8"))["Data"]
+    return [(one["PodUID"], one["ContainerName"], one["ResourceName"], one["DeviceIDs"]["0"]) for one in data["PodDeviceEntries"]]
 
 
 def deleted(body: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +108,7 @@ def test_gpus_are_handed_out_once(node: Node) -> None:
     records = sync(node, pod("a"), pod("b"), pod("c"))
     assert [records[uid]["gpus"] for uid in records] == [[0], [1]]
     lines = list(kubelet.sync(node, [pod("a"), pod("b"), pod("c")]))
-    assert lines == ["pod-c: waits, 0 of 1 GPUs are free on gpu-1"]
+    assert lines == ["pod-c: waits, 0 of 1 nvidia.com/gpu are free on gpu-1"]
     assert sync(node, deleted(pod("a")), pod("b"), pod("c"))  # told to end
     assert ended(records["a"]["pid"], 5)
     assert sync(node, pod("b"), pod("c"))["c"]["gpus"] == [0]
@@ -113,6 +125,68 @@ def test_a_killed_process_is_not_started_again_but_after_a_reboot_it_is(node: No
     assert ended(first, 5) and sync(node, pod())["0f5a-1"]["pid"] == first
     node.reboot()
     assert sync(node, pod())["0f5a-1"]["pid"] != first
+
+
+def test_a_pod_gets_a_mig_device_of_those_that_the_plugin_saw(node: Node) -> None:
+    """And goes on getting them from the old layout until the plugin's pod is another one, as on a real node."""
+    wanted = "nvidia.com/mig-1g.18gb"
+    instances.set_mode(node, 0, True)
+    assert sync(node, plugin(), pod(resource=wanted)) == {}, "there is none yet"
+    gi = instances.create(node, 0, "1g.18gb")
+    assert sync(node, plugin(), pod(resource=wanted)) == {}, "the plugin has not looked again"
+    record = sync(node, plugin("plugin-2"), pod(resource=wanted))["0f5a-1"]
+    [mig_uuid] = record["devices"][wanted]
+    assert checkpoint(node) == [("0f5a-1", "main", wanted, [mig_uuid])]
+    [process] = node.state()["processes"]
+    assert (process["gpus"], process["gi"], process["ci"]) == ([0], gi, 0)
+    assert (
+        nvml_child.ask(node.nvml_library, "result = gpu(0) and n.nvmlDeviceGetUUID(n.nvmlDeviceGetMigDeviceHandleByIndex(gpu(0), 0))")
+        == mig_uuid
+    )
+    waits = pod("two", resource=wanted)
+    assert list(kubelet.sync(node, [plugin("plugin-2"), pod(resource=wanted), waits])) == [
+        f"pod-two: waits, 0 of 1 {wanted} are free on gpu-1"
+    ]
+    assert sync(node, plugin("plugin-2")) == {} and checkpoint(node) == []
+
+
+def test_a_pod_may_have_a_device_and_leave_it_idle(node: Node) -> None:
+    idle = pod()
+    idle["metadata"]["annotations"][kubelet.IDLE] = "true"
+    record = sync(node, idle)["0f5a-1"]
+    assert node.state()["processes"] == [] and checkpoint(node)[0][3] == [node.state()["gpus"][record["gpus"][0]]["uuid"]]
+    assert sync(node, deleted(idle)) and sync(node) == {}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "resources"),
+    [
+        ("mixed", {"nvidia.com/gpu": "1", "nvidia.com/mig-1g.18gb.me": "1", "nvidia.com/mig-3g.71gb": "1"}),
+        ("single", {}),  # not all of a kind: the plugin does not start
+        ("none", {"nvidia.com/gpu": "2"}),
+    ],
+)
+def test_what_the_plugin_advertises(node: Node, strategy: str, resources: dict[str, str]) -> None:
+    instances.set_mode(node, 0, True)
+    instances.create(node, 0, "1g.18gb+me", 0)
+    instances.create(node, 0, "1g.18gb", 1, ())
+    instances.create(node, 0, "2g.35gb", 2, ("1c", "1c"))
+    instances.create(node, 0, "3g.71gb", 4)
+    assert kubelet.status(node.state()) is None, "no plugin, no word of ours"
+    sync(node, plugin(strategy=strategy))
+    assert kubelet.status(node.state()) == {"allocatable": {"nvidia.com/gpu": "0", **resources}, "capacity": resources}
+    sync(node)
+    gone = {"allocatable": dict.fromkeys({"nvidia.com/gpu", *resources}, "0"), "capacity": {}}
+    assert kubelet.status(node.state()) == gone, "what there was keeps its capacity"
+
+
+def test_single(node: Node) -> None:
+    for index in (0, 1):
+        instances.set_mode(node, index, True)
+        instances.create(node, index, "3g.71gb", 4)
+    sync(node, plugin(strategy="single"), pod(gpus=2))
+    assert kubelet.status(node.state()) == {"allocatable": {"nvidia.com/gpu": "2"}, "capacity": {"nvidia.com/gpu": "2"}}
+    assert len(checkpoint(node)[0][3]) == 2
 
 
 @pytest.mark.parametrize("stops_after", ["", "2s", "never"])

@@ -88,6 +88,11 @@ def program(process: Process) -> str:
     return str(process.get("executable") or process.get("name") or "").rsplit("/", 1)[-1]
 
 
+def is_mps(process: Process) -> bool:
+    """The server of MPS or its control daemon; clients are of any name."""
+    return _MPS in (program(process)[: len(_MPS)], process.get("name"))
+
+
 def counts(process: Process, allowed: Iterable[str]) -> bool:
     """Whether it is a holder; `allowed` names programs, or cgroups by pattern (with a slash)."""
     return not any(
@@ -110,7 +115,7 @@ def require_witness(gpu: Mapping[str, Any]) -> None:
 
 def refuse_mps(gpu: Mapping[str, Any]) -> None:
     """Killing one client while its work runs takes the server's other clients with it, and an Xid names any of them."""
-    servers = [one for one in gpu["processes"] if _MPS in (program(one)[: len(_MPS)], one.get("name"))]
+    servers = [one for one in gpu["processes"] if is_mps(one)]
     clients = [one for one in gpu["processes"] if one["type"] == "mps"]
     if servers or clients:
         server = f"pid {servers[0]['pid']}" if servers else f"serving pid {clients[0]['pid']}"

@@ -10,57 +10,30 @@ from __future__ import annotations
 
 import os
 import re
-import stat
-from typing import Any
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import open_files
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Emit
 
 _GPU_FILE = re.compile(r"^nvidia(\d+)$")
 
 
-def _identity(found: os.stat_result) -> tuple[Any, ...]:
-    """A device is its number, whatever its path: a container has its own node for it."""
-    return ("device", found.st_rdev) if stat.S_ISCHR(found.st_mode) else ("file", found.st_dev, found.st_ino)
-
-
-def _device_files(dev_root: str) -> dict[tuple[Any, ...], int]:
+def device_files(dev_root: str) -> dict[open_files.Identity, int]:
+    """The GPUs' device files, and the minor of each."""
     return {
-        _identity(os.stat(os.path.join(dev_root, name))): int(match.group(1))
+        open_files.identity(os.stat(os.path.join(dev_root, name))): int(match.group(1))
         for name in os.listdir(dev_root)
         for match in [_GPU_FILE.match(name)]
         if match
     }
 
 
-def _open_minors(folder: str, devices: dict[tuple[Any, ...], int]) -> set[int]:
-    found = set()
-    for number in os.listdir(folder):
-        path = os.path.join(folder, number)
-        try:
-            if os.readlink(path).startswith("/"):  # sockets, pipes and the like cannot be a device
-                found.add(devices.get(_identity(os.stat(path)), -1))
-        except OSError:  # closed meanwhile
-            continue
-    return found - {-1}
-
-
 def collect(proc: ProcFs, dev_root: str, emit: Emit) -> None:
-    """The minors that exist, and every (minor, process). The driver itself is not asked, so that a driver that hangs hides nobody."""
-    devices = _device_files(dev_root)
-    unreadable = 0
+    """The minors that exist, and every (minor, process)."""
+    devices = device_files(dev_root)
     found = []
-    for pid in proc.pids():
-        try:
-            minors = _open_minors(str(proc.root / str(pid) / "fd"), devices)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            unreadable += 1
-            continue
+    for pid, minors in open_files.holders(proc, devices):
         for minor in sorted(minors):
             record = {"pid": pid, "type": "compute", "memory_bytes": None, "gi": None, "ci": None, "source": "device_file"}
             found.append({"minor": minor, "process": {**record, **proc.describe(pid)}})
-    if unreadable:
-        raise PermissionError(f"the open files of {unreadable} processes cannot be read; is this root?")
     emit({"minors": sorted(devices.values()), "holders": found})

@@ -37,14 +37,14 @@ def read(
     boot_id, boot_time = node.proc.boot_id(), node.proc.boot_time()
     sources: dict[str, Collect] = {
         "nvml": partial(nvml.collect, node.nvml_library, wanted, node.proc.describe),
-        "driver": partial(_driver, node),
+        "driver": partial(driver_files, node),
         "processes": partial(holders.collect, node.proc, node.dev_root),
     }
     if with_kernel_log:
         sources["kernel_log"] = partial(kernel_log.collect, node.kmsg_path, boot_time, boot_id, since)
     answers, abandoned = Watchdog(node.state, timeout_seconds).collect(sources)
     missing = [{"source": name, "why": answer.why} for name, answer in answers.items() if answer.why]
-    told, gpus = join(answers, _seen(node, boot_id), node.dev_root)
+    told, gpus = join(answers, earlier(node, boot_id), node.dev_root)
     if remember:
         missing += _remember(node, boot_id, gpus)
     gpus, unknown = records.select(gpus, wanted)
@@ -65,7 +65,7 @@ def read(
     }
 
 
-def _driver(node: Node, emit: Emit) -> None:
+def driver_files(node: Node, emit: Emit) -> None:
     emit({"known": node.proc.driver_gpus()})
 
 
@@ -86,7 +86,7 @@ def join(answers: Mapping[str, Answer], seen: Sequence[Mapping[str, Any]], dev_r
     return told, gpus
 
 
-def _seen(node: Node, boot_id: str) -> list[dict[str, Any]]:
+def earlier(node: Node, boot_id: str) -> list[dict[str, Any]]:
     """Identities of an earlier reading, of this boot only: cards move between boots."""
     try:
         stored = node.state.read(_SEEN, {})
@@ -97,7 +97,7 @@ def _seen(node: Node, boot_id: str) -> list[dict[str, Any]]:
 
 def _remember(node: Node, boot_id: str, gpus: Sequence[records.Gpu]) -> list[dict[str, str]]:
     """So that a GPU which NVML loses later in this boot still has a name."""
-    have = _seen(node, boot_id)
+    have = earlier(node, boot_id)
     known = {one["uuid"]: one for one in have}
     known.update({gpu.uuid: gpu.identity() for gpu in gpus if gpu.uuid and gpu.pci_bus_id and gpu.serial})
     new = sorted(known.values(), key=lambda one: str(one["pci_bus_id"]))

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
-from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.records import pci_bus_id, recovery_action
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.records import pci_bus_id, recovery_action, text
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Emit
 
 try:
@@ -42,29 +42,36 @@ class NvmlError(RemediationError):
     kind = "nvml"
 
 
-def collect(library: str, wanted: Sequence[str], describe: Describe, emit: Emit) -> None:
-    """Everything about the wanted GPUs (UUIDs or PCI addresses; none means all), emitted as it comes.
+def collect(library: str, wanted: Sequence[str], describe: Describe, emit: Emit, *, only_processes: bool = False) -> None:
+    """Everything about the wanted GPUs (UUIDs or PCI addresses; none means all), or who they are and who is on them, emitted as it comes."""
+    nvml = start(library, emit)
+    each_gpu(nvml, lambda index: _Reader(index, emit, nvml).read(wanted, describe, only_processes))
 
-    Each GPU has its own thread (NVML is thread-safe, and a call that hangs releases Python's lock): one that hangs hides no other.
-    """
+
+def start(library: str, emit: Emit) -> Any:
+    """pynvml, once it uses that library and the driver has told its version."""
     try:
         ctypes.CDLL(library, ctypes.RTLD_GLOBAL)  # pynvml's own load of the soname then finds this one
         pynvml.nvmlInit()
-        emit({"driver_version": _text(pynvml.nvmlSystemGetDriverVersion())})
-        count = pynvml.nvmlDeviceGetCount()
+        emit({"driver_version": text(pynvml.nvmlSystemGetDriverVersion())})
     except OSError as error:
         raise NvmlError(f"cannot load {library}: {error}") from error
     except pynvml.NVMLError as error:
         raise NvmlError(f"NVML cannot be used: {error}") from error
-    threads = [threading.Thread(target=_Reader(index, emit, pynvml).read, args=(wanted, describe), daemon=True) for index in range(count)]
+    return pynvml
+
+
+def each_gpu(nvml: Any, work: Callable[[int], None]) -> None:
+    """Each GPU has its own thread (NVML is thread-safe, and a call that hangs releases Python's lock): one that hangs hides no other."""
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        raise NvmlError(f"NVML cannot be used: {error}") from error
+    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 class _Reader:
@@ -97,13 +104,13 @@ class _Reader:
     def _tell(self, **fields: Any) -> None:
         self._emit({"gpu": self._index, "fields": fields})
 
-    def read(self, wanted: Sequence[str], describe: Describe) -> None:
+    def read(self, wanted: Sequence[str], describe: Describe, only_processes: bool) -> None:
         try:
             handle = self._call("nvmlDeviceGetHandleByIndex", self._index)
             if handle is None or not self._identity(handle, wanted):
                 return
             # What a decision needs most comes first: a call that hangs ends this GPU's reading.
-            for part in (self._recovery, self._rows, self._ecc, self._basics, self._mig):
+            for part in () if only_processes else (self._recovery, self._rows, self._ecc, self._basics, self._mig):
                 if not self._lost:
                     part(handle)
             if not self._lost:
@@ -114,9 +121,9 @@ class _Reader:
     def _identity(self, handle: Any, wanted: Sequence[str]) -> bool:
         uuid = self._call("nvmlDeviceGetUUID", handle)
         pci = self._call("nvmlDeviceGetPciInfo", handle)
-        address = pci_bus_id(_text(pci.busId)) if pci else None
-        self._tell(uuid=_text(uuid) if uuid else None, pci_bus_id=address)
-        if wanted and uuid and address and not {_text(uuid), address} & set(wanted):
+        address = pci_bus_id(text(pci.busId)) if pci else None
+        self._tell(uuid=text(uuid) if uuid else None, pci_bus_id=address)
+        if wanted and uuid and address and not {text(uuid), address} & set(wanted):
             return False
         self._tell(minor=self._call("nvmlDeviceGetMinorNumber", handle))
         for field, name, args in (
@@ -125,7 +132,7 @@ class _Reader:
             ("slot", "nvmlDeviceGetModuleId", (ctypes.c_uint(),)),  # its default argument is shared between threads
         ):
             value = self._call(name, handle, *args)
-            self._tell(**{field: _text(value) if isinstance(value, (str, bytes)) else value})
+            self._tell(**{field: text(value) if isinstance(value, (str, bytes)) else value})
         return True
 
     def _recovery(self, handle: Any) -> None:
@@ -197,10 +204,10 @@ class _Reader:
             uuid, name = self._call("nvmlDeviceGetUUID", device), self._call("nvmlDeviceGetName", device)
             found.append(
                 {
-                    "uuid": _text(uuid) if uuid else None,
+                    "uuid": text(uuid) if uuid else None,
                     "gi": self._call("nvmlDeviceGetGpuInstanceId", device),
                     "ci": self._call("nvmlDeviceGetComputeInstanceId", device),
-                    "profile": _text(name).rsplit("MIG ", 1)[-1] if name else None,
+                    "profile": text(name).rsplit("MIG ", 1)[-1] if name else None,
                 }
             )
         seen = {one["gi"] for one in found}
@@ -215,7 +222,7 @@ class _Reader:
                 info = self._nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, profile)
                 count, instances = ctypes.c_uint(), (self._nvml.c_nvmlGpuInstance_t * info.instanceCount)()
                 self._nvml.nvmlDeviceGetGpuInstances(handle, info.id, instances, ctypes.byref(count))
-                name = _text(info.name).rsplit("MIG ", 1)[-1]
+                name = text(info.name).rsplit("MIG ", 1)[-1]
                 found += [(self._nvml.nvmlGpuInstanceGetInfo(one).id, name) for one in instances[: count.value]]
             except self._nvml.NVMLError:  # most profiles are not this model's
                 continue

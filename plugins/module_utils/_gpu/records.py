@@ -39,6 +39,11 @@ def recovery_action(value: int) -> str:
     return RECOVERY_ACTIONS.get(value, f"unknown_{value}")
 
 
+def text(value: Any) -> str:
+    """NVML's strings, which some releases of nvidia-ml-py leave as bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
 def pci_bus_id(text: str) -> str:
     """NVML's 00000000:00:06.0 as the kernel writes it, 0000:00:06.0."""
     domain, rest = text.lower().split(":", 1)

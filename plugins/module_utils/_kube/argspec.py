@@ -24,3 +24,8 @@ LOCK_SPEC: dict[str, dict[str, Any]] = {
     "lock_holder": {},
     "lock_namespace": {"default": "gpuops-system"},
 }
+TAINT_SPEC: dict[str, dict[str, Any]] = {
+    "key": {"required": True, "no_log": False},
+    "value": {"default": ""},
+    "effect": {"required": True, "choices": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
+}

@@ -33,11 +33,11 @@ class Selection:
 
     def meant(self, pod: Pod) -> bool:
         """Whether it must be gone before the node is done."""
-        if _finished(pod) or MIRROR in _annotations(pod) or _controller(pod).get("kind") == "DaemonSet" or uid(pod) in self.own_uids:
+        if finished(pod) or MIRROR in _annotations(pod) or _controller(pod).get("kind") == "DaemonSet" or uid(pod) in self.own_uids:
             return False
         if self.scope == "node":
             return True
-        return uid(pod) in self.uids if self.uids is not None else _has_gpu(pod, self.gpu_claims)
+        return uid(pod) in self.uids if self.uids is not None else wants_gpu(pod, self.gpu_claims)
 
     def why_kept(self, pod: Pod) -> str | None:
         """Why one that is meant stays for a human to decide; None for the others. One that is ending already is only waited for."""
@@ -151,7 +151,8 @@ def _nowhere(why: str) -> dict[str, Any]:
     return {"to": None, "to_node": None, "pending": why}
 
 
-def _finished(pod: Pod) -> bool:
+def finished(pod: Pod) -> bool:
+    """Whether its containers have ended for good."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
@@ -163,7 +164,8 @@ def _controller(pod: Pod) -> Mapping[str, Any]:
     return next((owner for owner in pod["metadata"].get("ownerReferences") or () if owner.get("controller")), {})
 
 
-def _has_gpu(pod: Pod, gpu_claims: Collection[str]) -> bool:
+def wants_gpu(pod: Pod, gpu_claims: Collection[str] = ()) -> bool:
+    """Whether it requests a GPU or a MIG device, or claims one."""
     if any(claim in gpu_claims for claim in claims(pod)):
         return True
     spec = pod["spec"]

@@ -13,9 +13,10 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig.profiles i
 
 
 def draw(model: Model, layout: Layout) -> str:
+    pending = "" if layout.pending in (None, layout.mig) else f", {'on' if layout.pending else 'off'} after a reset"
     if not layout.mig:
-        return "MIG off\n"
-    lines = [" ".join(str(slot) for slot in range(model.memory_slices))]
+        return f"MIG off{pending}\n"
+    lines = [" ".join(str(slot) for slot in range(model.memory_slices)) + (f"  MIG on{pending}" if pending else "")]
     lines += [f"{_marks(model, one.placement.slots, '#')}  {one.name:{_width(model)}}  {_compute(one)}" for one in layout.instances]
     free = board_of(model).all_slots & ~layout.occupied
     if free:

@@ -20,7 +20,7 @@ class MigError(RemediationError):
 class Infeasible(MigError):
     """The GPU cannot have this layout, whatever is on it now.
 
-    `reason` in the details is profile (it has none of that name), start, limit, slices, placement or compute.
+    `reason` in the details is profile (it has none of that name), start, limit, slices, engine, placement, compute or mode.
     """
 
     kind = "mig_infeasible"
@@ -36,3 +36,39 @@ class Fragmented(MigError):
     """The wanted layout holds every instance that has to stay, but `instances` stand where the rest of it has to be."""
 
     kind = "mig_fragmented"
+
+
+class DriverTooOld(MigError):
+    """The driver lacks a call without which nothing can be known or done."""
+
+    kind = "driver_too_old"
+
+
+class NotPermitted(MigError):
+    """Reading places and changing anything takes root."""
+
+    kind = "permission"
+
+
+class Refused(MigError):
+    """NVML refused a call for a reason that is none of the others; `call` and `nvml_error` in the details are its name and number."""
+
+    kind = "nvml"
+
+
+class ResetRequired(MigError):
+    """The GPU was to be reset, and could not be: its mode stays as it is until it is."""
+
+    kind = "reset_required"
+
+
+class NotAsWanted(MigError):
+    """NVML took a call, and what is there afterwards is something else; `differs` in the details says what."""
+
+    kind = "mig_differs"
+
+
+class TimeIsUp(MigError):
+    """No further step was begun, because there was no time left for it."""
+
+    kind = "timeout"

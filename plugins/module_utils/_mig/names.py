@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Optional
@@ -38,6 +39,16 @@ def parse_name(text: str) -> Optional[ProfileName]:
     if int(compute or slices) > int(slices):
         return None
     return ProfileName(profile, int(slices), int(compute or slices), attribute)
+
+
+# what NVML's numbers of the profile queries add to a name; most add nothing
+_ATTRIBUTES = {7: "+me", 8: "+me", **dict.fromkeys((10, 11, 12, 17), "+gfx"), 13: "-me", 14: "-me", 15: "+me.all", 16: "+me.all"}
+
+
+def computed_name(query: int, slices: int, memory_mib: int, total_mib: int) -> str:
+    """A GPU instance profile's name where the driver has none, as NVIDIA's tools make it: its eighths of the memory, in whole GB."""
+    eighths = math.ceil(memory_mib / total_mib * 8) / 8
+    return f"{slices}g.{int(eighths * math.ceil(total_mib / 1024) + 0.5)}gb{_ATTRIBUTES.get(query, '')}"
 
 
 def device_name(profile: str, compute_slices: int) -> str:

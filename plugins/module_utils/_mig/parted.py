@@ -7,13 +7,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from ansible.module_utils.basic import missing_required_lib
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import MissingLibrary
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device_id import DeviceId, parse_device_id
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import MigError
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.names import parse_name
 
@@ -24,8 +23,6 @@ except ImportError as error:
 else:
     YAML_IMPORT_ERROR = None
 
-_NUMBER = r"(0[xX][0-9a-fA-F]{1,8}|[1-9][0-9]{0,9}|0)"
-_DEVICE_ID = re.compile(f"{_NUMBER}(?::{_NUMBER})?")
 _FIELDS = {"device-filter", "devices", "mig-enabled", "mig-devices"}
 
 
@@ -33,20 +30,6 @@ class PartedInvalid(MigError):
     """The file is not what nvidia-mig-parted reads."""
 
     kind = "mig_parted_invalid"
-
-
-@dataclass(frozen=True)
-class DeviceId:
-    """A PCI device as the file writes it: device in the high and vendor in the low half, and the same of its subsystem where it is told."""
-
-    primary: int
-    subsystem: Optional[int] = None
-
-    def __str__(self) -> str:
-        return f"0x{self.primary:08X}" + ("" if self.subsystem is None else f":0x{self.subsystem:08X}")
-
-    def covers(self, gpu: DeviceId) -> bool:
-        return self.primary == gpu.primary and self.subsystem in (None, gpu.subsystem)
 
 
 @dataclass(frozen=True)
@@ -62,9 +45,15 @@ class Entry:
 Configs = Mapping[str, tuple[Entry, ...]]
 
 
-def load(text: str) -> Configs:
+def _need_yaml() -> None:
     if YAML_IMPORT_ERROR is not None:
+        from ansible.module_utils.basic import missing_required_lib  # which a node has not while it boots
+
         raise MissingLibrary(missing_required_lib("PyYAML"), exception=str(YAML_IMPORT_ERROR))
+
+
+def load(text: str) -> Configs:
+    _need_yaml()
     try:
         twice = next(_repeated_keys(yaml.compose(text, yaml.SafeLoader), set()), None)
         document = yaml.safe_load(text)
@@ -76,8 +65,7 @@ def load(text: str) -> Configs:
 
 
 def dump(configs: Configs) -> str:
-    if YAML_IMPORT_ERROR is not None:
-        raise MissingLibrary(missing_required_lib("PyYAML"), exception=str(YAML_IMPORT_ERROR))
+    _need_yaml()
     text: str = yaml.safe_dump(document_of(configs), sort_keys=False)
     return text
 
@@ -96,12 +84,6 @@ def read(document: Any) -> Configs:
 
 def document_of(configs: Configs) -> dict[str, Any]:
     return {"version": "v1", "mig-configs": {name: [_raw(entry) for entry in entries] for name, entries in configs.items()}}
-
-
-def parse_device_id(text: str) -> Optional[DeviceId]:
-    found = _DEVICE_ID.fullmatch(text)
-    numbers = [int(number, 0) for number in found.groups() if number] if found else []
-    return DeviceId(*numbers) if numbers and max(numbers) < 1 << 32 else None
 
 
 def _entry(where: str, raw: Any) -> Entry:

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device_id import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Busy, Fragmented
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import DeviceId, Entry, PartedInvalid
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import Entry, PartedInvalid
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import plan
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.profiles import Model
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.wants import Want, counts_of, want_counts

@@ -72,12 +72,12 @@ class _Planner:
     def plan(self, resetless: bool, may_move: bool) -> Plan:
         if self.want and not self.mode_wanted:
             raise Infeasible("a GPU without MIG has no instances", reason="mode")
-        if self.current.mig != self.mode_wanted and self.gpu_busy:
-            raise Busy("the mode of a GPU cannot change while processes use it", instances=[GPU])
         self._check_limits()
         found = arrange(self.board, self.have, self.want, partial(self._change, spare_busy=True))
         if found is None:
             self._refuse()
+        if self.current.mig != self.mode_wanted and self.gpu_busy:
+            raise Busy("the mode of a GPU cannot change while processes use it", instances=[GPU])
         found = _there(found)
         plan = self._plan(found, resetless)
         if plan.moved and not may_move:
@@ -131,6 +131,14 @@ class _Planner:
         slices = sum(self.board.sizes[piece.kind] for piece in self.want)
         if slices > self.board.slots:
             raise Infeasible(f"{slices} memory slices are wanted of {self.board.slots}", reason="slices")
+        sharing = [piece.kind for piece in self.want if _profile(self.model, piece.kind).optical_flow]
+        if self._engines_short(sharing):
+            raise Infeasible(f"{self.model.name} has not as many optical flow engines as {_list(sharing)} take", reason="engine")
+
+    def _engines_short(self, kinds: Sequence[str]) -> bool:
+        """Kinds of instances have limits of their own, and +me of different sizes share what the GPU has once."""
+        profiles = [profile for profile in map(self.model.profile, kinds) if profile]
+        return sum(one.optical_flow for one in profiles) > max(one.optical_flow for one in self.model.profiles)
 
     def _refuse(self) -> None:
         """There is no plan: says why."""
@@ -204,6 +212,8 @@ class _Planner:
                 self.board, [(one.profile, one.placement.start) for one in new], [(self._kind(one), one.placement.slots) for one in gone]
             )
         )
+        if pair and self._engines_short([new[pair[0]].profile, gone[pair[1]].profile]):
+            pair = None
         if pair:
             early, late = new[pair[0]], gone[pair[1]]
             gone, new = [one for one in gone if one is not late], [one for one in new if one is not early]

@@ -31,6 +31,7 @@ class Profile:
     multiprocessors: Optional[int] = None
     aliases: tuple[str, ...] = ()  # the same kind under another board's or driver's name
     driver_compute_starts: Optional[Starts] = None
+    optical_flow: int = 0  # engines of that kind, of which a GPU has as many as its largest profile
 
     @property
     def compute_starts(self) -> Starts:

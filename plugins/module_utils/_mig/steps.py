@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Optional
 
@@ -62,6 +62,47 @@ def destroy_compute(instance: GpuInstance, compute: ComputeInstance) -> MigStep:
 def create_compute(instance: GpuInstance, compute: ComputeInstance) -> MigStep:
     name = instance.compute_name(compute)
     return MigStep(CREATE_COMPUTE, name, None, name, instance, compute)
+
+
+_OPPOSITE = {CREATE: DESTROY, DESTROY: CREATE, CREATE_COMPUTE: DESTROY_COMPUTE, DESTROY_COMPUTE: CREATE_COMPUTE}
+
+
+def undo(layout: Layout, steps: Sequence[MigStep]) -> Iterator[MigStep]:
+    """What takes these steps back, of those that change instances, as far as the layout shows that they were taken."""
+    for step in reversed(steps):
+        if step.instance is None:
+            continue
+        there = next((one for one in layout.instances if one.name == step.instance.name), None)
+        present = there is not None if step.compute is None else there is not None and step.compute in there.compute
+        if present != (step.action in (CREATE, CREATE_COMPUTE)):
+            continue
+        back = [MigStep(_OPPOSITE[step.action], step.target, step.after, step.before, replace(step.instance, compute=()), step.compute)]
+        if there is not None and step.action == CREATE:  # with all that is in it by now
+            back = list(destroy(there))
+        yield from back
+        layout = predict(layout, back)
+
+
+def differences(wanted: Layout, found: Layout) -> list[str]:
+    """What is not there, and what is there too, by name."""
+    expected, there = names(wanted), names(found)
+    told = [f"{name} is missing" for name in expected if name not in there] + [
+        f"{name} is there too" for name in there if name not in expected
+    ]
+    modes = [(layout.mig, layout.mig if layout.pending is None else layout.pending) for layout in (wanted, found)]
+    if modes[0] != modes[1]:
+        told.insert(0, f"MIG is {_mode(*modes[1])}, not {_mode(*modes[0])}")
+    return told
+
+
+def names(layout: Layout) -> dict[str, None]:
+    """Of all that is there, GPU instances before what is inside them."""
+    return {name: None for one in layout.instances for name in (one.name, *map(one.compute_name, one.compute))}
+
+
+def _mode(current: bool, pending: bool) -> str:
+    words = ("off", "on")
+    return words[current] + ("" if pending == current else f" with {words[pending]} pending")
 
 
 def predict(layout: Layout, steps: Iterable[MigStep]) -> Layout:

@@ -26,6 +26,24 @@ class StateDirError(RemediationError):
     kind = "state_dir"
 
 
+class NotAlone(RemediationError):
+    """Another run on this node is at the same work."""
+
+    kind = "not_alone"
+
+
+def _flock(fd: int, patience_seconds: float) -> bool:
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+
+
 class StateDir:
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -39,20 +57,30 @@ class StateDir:
         except OSError as error:
             raise StateDirError(f"cannot use {self.path}: {error}") from error
         try:
-            self._flock(fd)
+            if not _flock(fd, _PATIENCE_SECONDS):
+                raise StateDirError(f"another process has held {self.path} for {_PATIENCE_SECONDS:.0f} s")
             yield
         finally:
             os.close(fd)
 
-    def _flock(self, fd: int) -> None:
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while True:
-            try:
-                return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise StateDirError(f"another process has held {self.path} for {_PATIENCE_SECONDS:.0f} s") from None
-                time.sleep(0.02)
+    @contextmanager
+    def alone(self, name: str, patience_seconds: float) -> Iterator[None]:
+        """For work that takes long, and writes to the folder meanwhile: one process a name."""
+        path = self.path / name
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StateDirError(f"cannot use {path}: {error}") from error
+        try:
+            if not _flock(fd, patience_seconds):
+                other = os.pread(fd, 20, 0).decode(errors="replace").strip()
+                raise NotAlone(f"another run (pid {other or 'unknown'}) has held {path} for {patience_seconds:g} s", pid=other)
+            os.truncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(fd)
 
     def read(self, name: str, default: Any) -> Any:
         """A file's JSON; `default` where there is none. One that is not JSON is an error: guessing could double an action."""

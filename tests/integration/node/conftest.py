@@ -7,14 +7,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.modules import cgroup_state, gpu_info, node_lock
+from ansible_collections.gpuops.remediation.plugins.modules import cgroup_state, gpu_info, mig_instance, mig_layout, node_lock
 from gpusim.node import Node
 from own_cgroup import cgroup_v1, cgroup_v2, own_cgroup
 from run_module import run_module
 
 __all__ = ["cgroup_v1", "cgroup_v2", "own_cgroup"]
 
-MODULES = {"cgroup_state": cgroup_state.main, "gpu_info": gpu_info.main, "node_lock": node_lock.main}
+MODULES = {
+    "cgroup_state": cgroup_state.main,
+    "gpu_info": gpu_info.main,
+    "mig_instance": mig_instance.main,
+    "mig_layout": mig_layout.main,
+    "node_lock": node_lock.main,
+}
 
 
 class SimulatedNode:
@@ -27,11 +33,11 @@ class SimulatedNode:
         self.uuids = [gpu["uuid"] for gpu in node.state()["gpus"]]
 
     def arguments(self, module, **params):
-        names = (
-            ("state_dir", "proc_root")
-            if module == "node_lock"
-            else ("state_dir", "proc_root", "dev_root", "kmsg_path", "cgroup_root", "nvml_library")
-        )
+        names = ["state_dir", "proc_root"]
+        if module != "node_lock":
+            names += ["dev_root", "kmsg_path", "cgroup_root", "nvml_library"]
+        if module in ("mig_layout", "mig_instance"):
+            names += ["nvidia_smi", "nvidia_modprobe"]
         return {**{name: self.options[name] for name in names}, **params}
 
     def run(self, module, **params):

@@ -78,7 +78,7 @@ def _entries(log: Path) -> Iterator[Entry]:
                 namespace=target.get("namespace", ""),
                 name=target.get("name", ""),
                 code=event.get("responseStatus", {}).get("code", 0),
-                dry_run="dryRun=" in event["requestURI"],
+                dry_run="dryRun=" in event["requestURI"] or "dryRun" in (event.get("requestObject") or {}),
                 request=event.get("requestObject") or {},
                 response=event.get("responseObject") or {},
             )

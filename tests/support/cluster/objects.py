@@ -223,6 +223,8 @@ def pod_template(
     *,
     gpus: int = 1,
     claim: str = "",
+    devices: Mapping[str, int] | None = None,
+    environment: Mapping[str, str] | None = None,
     node: str | None = None,
     selector: Mapping[str, str] | None = None,
     labels: Mapping[str, str] | None = None,
@@ -234,15 +236,18 @@ def pod_template(
 ) -> Json:
     """`node` pins the pod by selector: the scheduler still decides, and taints still count.
 
-    `claim` asks for a device by that ResourceClaimTemplate, in place of a GPU of a device plugin.
+    `devices` stand in place of `gpus`; `claim` asks for a device by that ResourceClaimTemplate, in place of both.
     """
     stops = {STOPS_AFTER: stops_after} if stops_after else {}
     pinned = {"kubernetes.io/hostname": node} if node else {}
     container: Json = {"name": "main", "image": "registry.example/inference:1"}
+    wanted = {GPU: gpus} if devices is None else devices
     if claim:
         container["resources"] = {"claims": [{"name": "device"}]}
-    elif gpus:
-        container["resources"] = {"limits": {GPU: str(gpus)}}
+    elif any(wanted.values()):
+        container["resources"] = {"limits": {name: str(count) for name, count in wanted.items()}}
+    if environment:
+        container["env"] = [{"name": name, "value": value} for name, value in environment.items()]
     return {
         "metadata": {
             "labels": {"app": app, **(labels or {})},

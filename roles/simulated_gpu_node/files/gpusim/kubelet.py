@@ -4,8 +4,11 @@
 
 """The node side of a kubelet: a real process for every GPU pod that is bound to a simulated node.
 
-What the API server is told (nodes Ready, pods Running, pods gone) is kwok's part; both read the same annotation on how a pod ends.
+What the API server is told of nodes and pods (Ready, Running, gone) is kwok's part; both read the same annotation on how a pod ends.
 A process that is killed is not started again while its pod lives, unless the node reboots.
+
+Who has which GPU or MIG device is kept in the kubelet's checkpoint file. Where the device plugin has a pod on the node, its resources are in
+the node's status: of a plugin that is gone none can be allocated, and what it no longer advertises keeps its capacity, as for five minutes with a real one.
 """
 
 from __future__ import annotations
@@ -22,21 +25,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import dra
+from . import device_plugin, dra
 from .node import MIB, Node, SimulatorError, nodes
 from .state import is_alive
 
-GPU_RESOURCE = "nvidia.com/gpu"
 STOPS_AFTER = "test.gpuops.io/stops-after"  # of a pod: a duration ("20s"), or "never"
+IDLE = "test.gpuops.io/idle"  # of a pod, "true": it has its devices, and no process on them
+CHECKPOINT = "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 POD_MEMORY = 8192 * MIB  # on each of its GPUs
 WATCH_SECONDS = 5  # how soon a node that was created or rebooted meanwhile is seen
 UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 Pod = Mapping[str, Any]  # as the API's JSON
 
 
-def gpus_wanted(pod: Pod) -> int:
-    limits = [(container.get("resources") or {}).get("limits") or {} for container in pod["spec"]["containers"]]
-    return sum(int(limit.get(GPU_RESOURCE, 0)) for limit in limits)
+def devices_wanted(pod: Pod) -> dict[str, int]:
+    """How many by resource, of all its containers; they are kept as those of the first."""
+    wanted: dict[str, int] = {}
+    for container in pod["spec"]["containers"]:
+        for resource, count in ((container.get("resources") or {}).get("limits") or {}).items():
+            if resource.startswith(device_plugin.PREFIX) and int(count):
+                wanted[resource] = wanted.get(resource, 0) + int(count)
+    return wanted
 
 
 def ends(pod: Pod) -> str:
@@ -62,7 +71,9 @@ def program(pod: Pod) -> str:
 
 
 def sync(node: Node, pods: Iterable[Pod], claims: Iterable[Pod] = ()) -> Iterator[str]:
-    """Make the node's processes those of its pods, on the GPUs that their claims were given or, without claims, on free ones; tells what it did."""
+    """Make the node's processes those of its pods, on the devices that their claims were given or, without claims, on free ones; tells what it did."""
+    pods = list(pods)
+    yield from _plugin(node, device_plugin.pod_on(node.name, pods))
     bound = {pod["metadata"]["uid"]: pod for pod in pods if pod["spec"].get("nodeName") == node.name}
     known: dict[str, Any] = node.state()["pods"]
     for uid, record in known.items():
@@ -76,8 +87,51 @@ def sync(node: Node, pods: Iterable[Pod], claims: Iterable[Pod] = ()) -> Iterato
             yield f"{record['name']}: process {record['pid']} told to end"
     for uid, pod in bound.items():
         starts = pod["status"].get("phase", "Pending") in ("Pending", "Running") and not pod["metadata"].get("deletionTimestamp")
-        if uid not in known and starts and (gpus_wanted(pod) or pod["spec"].get("resourceClaims")):
+        if uid not in known and starts and (devices_wanted(pod) or pod["spec"].get("resourceClaims")):
             yield _start(node, uid, pod, dra.claimed_gpus(pod, claims))
+    _write_checkpoint(node)
+
+
+def _plugin(node: Node, pod: Pod | None) -> Iterator[str]:
+    """A pod that was not there before looks at the GPUs; one that runs on knows what it saw."""
+    state = node.state()
+    known = state["device_plugin"]
+    uid = pod["metadata"]["uid"] if pod else None
+    if (known["pod"] if known else None) == uid:
+        return
+    resources = device_plugin.devices(state, device_plugin.strategy(pod)) if pod else {}
+    ever = {device_plugin.GPU_RESOURCE, *(known["ever"] if known else ()), *resources}
+    with node.change() as state:
+        state["device_plugin"] = {"pod": uid, "resources": resources, "ever": sorted(ever)}
+    told = ", ".join(f"{len(found)} {name}" for name, found in resources.items())
+    yield f"{node.name}: the device plugin {'advertises ' + (told or 'nothing') if pod else 'is gone'}"
+
+
+def status(state: Mapping[str, Any]) -> dict[str, dict[str, str | None]] | None:
+    """What the node's status says of the plugin's resources; None where there has been none."""
+    plugin = state["device_plugin"]
+    if plugin is None:
+        return None
+    allocatable = {name: str(len(plugin["resources"].get(name, ()))) for name in plugin["ever"]}
+    return {"allocatable": dict(allocatable), "capacity": {name: allocatable[name] for name in plugin["resources"]}}
+
+
+def _write_checkpoint(node: Node) -> None:
+    """As the kubelet's device manager keeps it. Its checksum is not ours to make."""
+    state = node.state()
+    entries = [
+        {"PodUID": uid, "ContainerName": record["container"], "ResourceName": resource, "DeviceIDs": {"0": devices}, "AllocResp": ""}
+        for uid, record in state["pods"].items()
+        for resource, devices in record["devices"].items()
+    ]
+    registered = (state["device_plugin"] or {"resources": {}})["resources"]
+    text = json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}, "Checksum": 0})
+    file = node.path / CHECKPOINT
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        whole = file.with_suffix(".new")
+        whole.write_text(text, encoding="utf-8")
+        whole.replace(file)
 
 
 def _pod_is_gone(node: Node, uid: str, record: dict[str, Any]) -> Iterator[str]:
@@ -91,20 +145,51 @@ def _pod_is_gone(node: Node, uid: str, record: dict[str, Any]) -> Iterator[str]:
 
 
 def _start(node: Node, uid: str, pod: Pod, claimed: list[int]) -> str:
-    name, wanted, container = pod["metadata"]["name"], gpus_wanted(pod), pod["spec"]["containers"][0]["name"]
+    name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]["name"]
     state = node.state()
-    taken = {index for entry in state["processes"] if entry["pod"] and is_alive(entry) for index in entry["gpus"]}
-    whole = [gpu["index"] for gpu in state["gpus"] if not gpu["lost"] and not gpu["mig"]["current"]]
-    free = [index for index in whole if index not in taken][:wanted]
+    given: dict[str, list[str]] = {}
     if pod["spec"].get("resourceClaims"):
-        free, wanted = [index for index in claimed if index in whole], max(1, len(claimed))  # several pods may share a claim
-    if len(free) < wanted:
-        return f"{name}: waits, {len(free)} of {wanted} GPUs are free on {node.name}"
-    pid = node.start(free, program(pod), POD_MEMORY, cgroup(uid, container), ends(pod), pod=uid)
+        whole = [gpu["index"] for gpu in state["gpus"] if not gpu["lost"] and not gpu["mig"]["current"]]
+        gpus, gi, ci = [index for index in claimed if index in whole], None, None
+        if not gpus or len(gpus) < len(claimed):
+            return f"{name}: waits, {len(gpus)} of the {len(claimed)} GPUs of its claims are there on {node.name}"
+    else:
+        for resource, wanted in devices_wanted(pod).items():
+            free = _free(state, resource)[:wanted]
+            if len(free) < wanted:
+                return f"{name}: waits, {len(free)} of {wanted} {resource} are free on {node.name}"
+            given[resource] = free
+        gpus, gi, ci = _where(state, [one for devices in given.values() for one in devices])
+    pid = 0  # no process has that
+    if (pod["metadata"].get("annotations") or {}).get(IDLE) != "true":
+        pid = node.start(gpus, program(pod), POD_MEMORY, cgroup(uid, container), ends(pod), pod=uid, gi=gi, ci=ci)
     _remember(node, uid, {
-        "namespace": pod["metadata"]["namespace"], "name": name, "gpus": free, "pid": pid, "ends": ends(pod), "terminated": False,
+        "namespace": pod["metadata"]["namespace"], "name": name, "container": container, "devices": given, "gpus": gpus, "pid": pid,
+        "ends": ends(pod), "terminated": False,
     })  # fmt: skip
-    return f"{name}: process {pid} on GPU {', '.join(map(str, free))} of {node.name}"
+    told = f"process {pid}" if pid else "no process"
+    return f"{name}: {told} on GPU {', '.join(map(str, gpus))}{'' if gi is None else f', instance {gi}'} of {node.name}"
+
+
+def _free(state: Mapping[str, Any], resource: str) -> list[str]:
+    """What the plugin advertises and nobody has. Without a plugin, whole GPUs."""
+    taken = {one for record in state["pods"].values() for devices in record["devices"].values() for one in devices}
+    known = (state["device_plugin"] or {"resources": device_plugin.devices(state, "mixed")})["resources"]
+    lost = {gpu["uuid"] for gpu in state["gpus"] if gpu["lost"]}
+    return [one for one in known.get(resource, ()) if one not in taken | lost]
+
+
+def _where(state: Mapping[str, Any], devices: list[str]) -> tuple[list[int], int | None, int | None]:
+    """GPUs, or the one compute instance that a process works in, which of several MIG devices is the first."""
+    for gpu in state["gpus"]:
+        for instance in gpu["mig"]["instances"]:
+            for compute in instance["compute"]:
+                if compute["uuid"] == devices[0]:
+                    return [gpu["index"]], instance["id"], compute["id"]
+    gpus = [gpu["index"] for gpu in state["gpus"] if gpu["uuid"] in devices]
+    if len(gpus) < len(devices):
+        raise SimulatorError(f"no device {', '.join(devices)}: what the device plugin advertises is not there any more")
+    return gpus, None, None
 
 
 def _remember(node: Node, uid: str, record: dict[str, Any] | None) -> None:
@@ -126,43 +211,52 @@ def stop(node: Node) -> None:
 class Kubelet:
     """The pods of the cluster as a watch tells them, and the nodes below a root that play them."""
 
-    def __init__(self, root: Path, cache: Path, kubeconfig: Path, context: str | None, publish: bool) -> None:
+    def __init__(self, root: Path, cache: Path, kubeconfig: Path, context: str | None, slices: bool) -> None:
         from kubernetes import client, config
 
         self.root, self.cache = root, cache
         connection = config.new_client_from_config(str(kubeconfig), context=context)
         self.api, self.custom = client.CoreV1Api(connection), client.CustomObjectsApi(connection)
-        self.publish = publish
-        self.published: set[str] = set()
+        self.slices = slices
+        self.sliced: set[str] = set()  # uids of nodes
         self.claims: list[Pod] = []
         self.pods: dict[str, Pod] = {}
         self.said: set[str] = set()
+        self.published: dict[str, Any] = {}  # of each node's status
 
     def sync(self) -> None:
         if any(pod["spec"].get("resourceClaims") for pod in self.pods.values()):
             self.claims = self.custom.list_cluster_custom_object(dra.GROUP, dra.VERSION, "resourceclaims")["items"]
         for node in nodes(self.root, self.cache):
             try:
-                if self.publish:
-                    self._publish(node)
+                if self.slices:
+                    self._publish_slice(node)
                 for line in sync(node, list(self.pods.values()), self.claims):
                     self._say(line)
+                self._publish(node)
             except (SimulatorError, RuntimeError, OSError) as error:  # one broken or vanished node must not stop the others
                 self._say(f"{node.name}: {error}")
 
     def _publish(self, node: Node) -> None:
+        """What the device plugin advertises, where it has changed."""
+        told = status(node.state())
+        if told and self.published.get(node.name) != told:
+            self.api.patch_node_status(node.name, {"status": told})
+            self.published[node.name] = told
+
+    def _publish_slice(self, node: Node) -> None:
         """Once for each object that a node has been to the API server."""
         from kubernetes.client.exceptions import ApiException
 
         try:
             uid = str(self.api.read_node(node.name).metadata.uid)
-            if uid not in self.published:
+            if uid not in self.sliced:
                 self.custom.create_cluster_custom_object(dra.GROUP, dra.VERSION, "resourceslices", dra.resource_slice(node, uid))
         except ApiException as error:
             if error.status not in (404, 409):  # no node there; published by an earlier kubelet
                 raise
         else:
-            self.published.add(uid)
+            self.sliced.add(uid)
 
     def _say(self, line: str) -> None:
         if line not in self.said:  # who waits is told about once
@@ -211,10 +305,10 @@ class Kubelet:
                 time.sleep(1)
 
 
-def serve(root: Path, cache: Path, kubeconfig: Path, context: str | None = None, publish: bool = False) -> None:
+def serve(root: Path, cache: Path, kubeconfig: Path, context: str | None = None, slices: bool = False) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    kubelet = Kubelet(root, cache, kubeconfig, context, publish)
+    kubelet = Kubelet(root, cache, kubeconfig, context, slices)
     try:
         kubelet.run()
     finally:

@@ -10,7 +10,9 @@ import contextlib
 import hashlib
 import json
 import re
+import shlex
 import shutil
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -58,7 +60,7 @@ class Node:
         self.file = StateFile(str(self.path / "state.json"))
         self.kmsg = self.path / "dev" / "kmsg"
         self.nvml_library = self.path / "lib" / build.SONAME
-        self.modprobe = self.path / "sbin" / "nvidia-modprobe"
+        self.modprobe, self.smi = self.path / "sbin" / "nvidia-modprobe", self.path / "sbin" / "nvidia-smi"
         mark = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
         self.cgroups = process.cgroup_root() / f"gpusim-{mark}" / name
 
@@ -99,15 +101,16 @@ class Node:
         if not 1 <= gpus <= len(model["pci_devices"]):
             raise SimulatorError(f"{model_name} makes nodes of 1 to {len(model['pci_devices'])} GPUs, not {gpus}")
         built = build.nvml_library(self.cache)
-        for folder in ("dev/nvidia-caps", "proc/sys/kernel/random", "var/lib/gpuops", "bin"):
+        for folder in ("dev/nvidia-caps", "proc/sys/kernel/random", "var/lib/gpuops", "var/lib/kubelet", "bin"):
             (self.path / folder).mkdir(parents=True)
         build.copy(built, self.nvml_library)
         build.copy(build.HERE / "nvidia-modprobe", self.modprobe)
+        self._install_smi()
         (self.path / "model.json").write_text(json.dumps(model, indent=1), encoding="utf-8")
         state: dict[str, Any] = {
             "version": 1, "node": self.name, "model": model_name, "driver_version": model["answers"]["nvmlSystemGetDriverVersion"],
             "faults": {**no_faults(), "driver_not_loaded": False}, "event_sequence": 0, "instance_sequence": 0,
-            "gpus": [self._gpu(model, index) for index in range(gpus)], "processes": [], "pods": {},
+            "gpus": [self._gpu(model, index) for index in range(gpus)], "processes": [], "pods": {}, "device_plugin": None,
         }  # fmt: skip
         capabilities.install(str(self.path))
         for device in (
@@ -127,6 +130,11 @@ class Node:
             )
         self._boot(state)
         self.file.write(state)
+
+    def _install_smi(self) -> None:
+        command = ["env", f"PYTHONPATH={build.HERE.parent}", sys.executable, "-m", "gpusim.nvidia_smi", str(self.path)]
+        self.smi.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
+        self.smi.chmod(0o755)
 
     def _gpu(self, model: dict[str, Any], index: int) -> dict[str, Any]:
         identity = uuid.uuid5(NAMESPACE, f"{self.name}/{index}")
@@ -165,6 +173,8 @@ class Node:
         with self.change() as state:
             self._end(state, state["processes"])
             state["pods"] = {}
+            if state["device_plugin"]:  # its pod starts again with the kubelet
+                state["device_plugin"].update(pod=None, resources={})
             state["faults"] = {**no_faults(), "driver_not_loaded": False}
             for gpu in state["gpus"]:
                 if self.model["mig"]["resetless"]:  # then the mode is the driver's, not the board's
@@ -416,9 +426,10 @@ class Node:
         return {
             "ansible_connection": "local", "ansible_python_interpreter": "{{ ansible_playbook_python }}",
             "gpuops_node_name": self.name, "gpuops_sim_state": self.file.path,
-            "gpuops_nvml_library": str(self.nvml_library), "gpuops_nvidia_modprobe": str(self.modprobe),
+            "gpuops_nvml_library": str(self.nvml_library), "gpuops_nvidia_modprobe": str(self.modprobe), "gpuops_nvidia_smi": str(self.smi),
             "gpuops_kmsg_path": str(self.kmsg), "gpuops_dev_root": str(self.path / "dev"), "gpuops_proc_root": str(self.path / "proc"),
-            "gpuops_state_dir": str(self.path / "var/lib/gpuops"), "gpuops_cgroup_root": str(process.cgroup_root()),
+            "gpuops_state_dir": str(self.path / "var/lib/gpuops"), "gpuops_kubelet_dir": str(self.path / "var/lib/kubelet"),
+            "gpuops_cgroup_root": str(process.cgroup_root()),
         }  # fmt: skip
 
     def summary(self) -> dict[str, Any]:

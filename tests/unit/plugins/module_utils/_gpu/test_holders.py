@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import holders
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import holders, open_files
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
 
 HOLD = "import os, sys; [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]; print('open', flush=True); sys.stdin.read()"
@@ -72,6 +72,6 @@ def test_a_process_that_cannot_be_read_is_one(node, monkeypatch):
         raise PermissionError(folder)
 
     os.symlink("/proc/self", node / "proc" / "1")
-    monkeypatch.setattr(holders, "_open_minors", refused)
+    monkeypatch.setattr(open_files, "_of", refused)
     with pytest.raises(PermissionError, match="1 processes"):
         collect(node)

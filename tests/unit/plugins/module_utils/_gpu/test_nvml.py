@@ -110,6 +110,23 @@ def read(monkeypatch, wanted=(), **answers):
     return node, [records.show(gpu) for gpu in gpus]
 
 
+def test_only_the_processes(monkeypatch):
+    """And who the GPU is; no other call of it can hang or fail."""
+    asked = []
+    whole = fake(nvmlDeviceGetComputeRunningProcesses_v3=[process(4711)])
+    watched = {
+        name: (lambda *args, name=name, call=call: asked.append(name) or call(*args))
+        for name, call in vars(whole).items()
+        if name in HEALTHY
+    }
+    monkeypatch.setattr(nvml, "pynvml", SimpleNamespace(**{**vars(whole), **watched}))
+    items = []
+    nvml.collect("libc.so.6", [], lambda pid: {}, items.append, only_processes=True)
+    [gpu] = records.from_nvml(items, None)[1]
+    assert (gpu.uuid, [one["pid"] for one in gpu.processes], gpu.processes_source) == (UUID, [4711], "nvml")
+    assert not {"nvmlDeviceGetEccMode", "nvmlDeviceGetMigMode", "nvmlDeviceGetFieldValues"} & set(asked)
+
+
 def test_a_healthy_gpu(monkeypatch):
     node, [gpu] = read(monkeypatch)
     assert node == {"driver_version": "580.159.04"}

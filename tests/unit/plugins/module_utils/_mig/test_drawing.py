@@ -32,3 +32,8 @@ def test_what_stays_is_the_same_line():
 def test_a_small_gpu_and_one_without_mig():
     assert draw(A30, Layout(True)) == "0 1 2 3\n- - - -  free\n"
     assert draw(A30, Layout(False)) == "MIG off\n"
+
+
+def test_a_mode_that_waits_for_a_reset():
+    assert draw(A30, Layout(False, (), True)) == "MIG off, on after a reset\n"
+    assert draw(A30, Layout(True, (), False)) == "0 1 2 3  MIG on, off after a reset\n- - - -  free\n"

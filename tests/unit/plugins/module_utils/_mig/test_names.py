@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.names import ProfileName, device_name, parse_name
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.names import ProfileName, computed_name, device_name, parse_name
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,19 @@ def test_names(text, parsed):
 @pytest.mark.parametrize("text", ["", "3g", "0g.5gb", "1g.5GB", "1g.5gb ", "1g.5gb+", "4c.3g.20gb", "1g.5gb.me", "{{ x }}", "1g.5gb\n"])
 def test_no_names(text):
     assert parse_name(text) is None
+
+
+@pytest.mark.parametrize(
+    "query, slices, memory_mib, total_mib, name",
+    [
+        (2, 3, 71424, 143771, "3g.71gb"),
+        (0, 1, 16384, 143771, "1g.18gb"),
+        (7, 1, 16384, 143771, "1g.18gb+me"),
+        (9, 1, 33280, 143771, "1g.35gb"),
+        (4, 7, 40192, 40960, "7g.40gb"),
+        (15, 1, 24192, 97887, "1g.24gb+me.all"),
+        (13, 1, 24192, 97887, "1g.24gb-me"),
+    ],
+)
+def test_names_that_the_driver_does_not_tell(query, slices, memory_mib, total_mib, name):
+    assert computed_name(query, slices, memory_mib, total_mib) == name

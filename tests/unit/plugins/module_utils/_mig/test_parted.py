@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device_id import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import (
-    DeviceId,
     Entry,
     PartedInvalid,
     document_of,
     dump,
     load,
-    parse_device_id,
     read,
 )
 from hypothesis import given
@@ -120,19 +119,6 @@ def test_a_document_that_mig_parted_would_not_read(document):
 def test_a_text_that_is_no_file_of_its(text, words):
     with pytest.raises(PartedInvalid, match=words):
         load(text)
-
-
-@pytest.mark.parametrize("text", ["0x233510DE", "0x233510DE:0x18BE10DE"])
-def test_device_ids(text):
-    assert str(parse_device_id(text)) == text
-
-
-def test_a_filter_without_a_subsystem_covers_all_of_them():
-    gpu = DeviceId(0x233510DE, 0x18BE10DE)
-    assert DeviceId(0x233510DE).covers(gpu) and gpu.covers(gpu)
-    assert not DeviceId(0x233510DE, 0x18BF10DE).covers(gpu)
-    assert not DeviceId(0x233B10DE).covers(gpu)
-    assert not gpu.covers(DeviceId(0x233510DE))
 
 
 numbers = st.integers(0, 2**32 - 1)

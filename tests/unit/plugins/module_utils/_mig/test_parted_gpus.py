@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
+from dataclasses import replace
 
 import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device_id import DeviceId
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Infeasible
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import DeviceId, Entry, PartedInvalid, dump, load
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import GpuInstance, Layout, free_placements
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import Entry, PartedInvalid, dump, load
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted_gpus import NodeGpu, entry_for, export, holds, want_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import plan
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.tables import MODELS, model_named
@@ -21,7 +24,7 @@ H200_ID, A30_ID = DeviceId(0x233510DE), DeviceId(0x20B710DE)
 
 
 def published():
-    """What nvidia-mig-parted ships in its default file, a row for each entry."""
+    """What nvidia-mig-parted ships as deployments/systemd/config-default.yaml (at its commit 1400787), a row for each entry."""
     configs = {}
     with open(ROOT / "tests/fixtures/mig/parted_defaults.csv", newline="") as stream:
         for row in csv.DictReader(stream):
@@ -64,11 +67,36 @@ def test_every_model_of_it_has_a_balanced_layout():
 
 
 @pytest.mark.parametrize("model, entry", list(feasible()))
-def test_each_published_entry_is_planned_and_comes_back_by_export(model, entry):
+def test_each_published_entry_is_planned_from_an_empty_gpu_and_comes_back_by_export(model, entry):
     made = plan(model, Layout(False), want_of(model, entry), resetless=True).layout
     assert holds(model, made, entry)
-    [back] = export([NodeGpu(0, H200_ID, made)])
+    [back] = load(dump({"now": export([NodeGpu(0, H200_ID, made)])}))["now"]
     assert want_of(model, back) == want_of(model, Entry(entry.mig, dict(sorted(entry.counts.items()))))
+    for changed in changes(model, made):
+        assert not holds(model, changed, entry), changed
+
+
+def changes(model, made):
+    """Another mode; one instance less, each; one more, where there is room; and one that has lost its compute instance."""
+    yield Layout(not made.mig)
+    for one in made.instances:
+        rest = tuple(other for other in made.instances if other is not one)
+        yield Layout(True, rest)
+        yield Layout(True, (*rest, replace(one, compute=())))
+    for profile, placement in list(free_placements(model, made))[:1] if made.mig else ():
+        yield Layout(True, (*made.instances, GpuInstance(profile, placement)))
+
+
+def test_an_entry_of_profiles_that_a_model_lacks_is_refused():
+    refused = Counter()
+    for (name, _config), entry in NAMED.items():
+        model = model_named(name)
+        if entry and not all(model.profile(profile) for profile in entry.counts):
+            with pytest.raises(Infeasible) as caught:
+                want_of(model, entry)
+            assert caught.value.details["reason"] == "profile"
+            refused[name] += 1
+    assert set(refused) == {model.name for model in MODELS}, "no model has the profiles of all others"
 
 
 def test_the_last_entry_that_names_a_gpu_counts():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Busy, Fragmented, Infeasible
@@ -287,3 +288,26 @@ def test_every_profile_of_every_model_can_be_made_in_every_place(model):
     for profile in model.profiles:
         for start in profile.starts:
             assert names(plan(model, ON, Want(True, (WantedInstance(profile.name, start),))).create) == [f"{profile.name}@{start}"]
+
+
+def test_instances_that_share_an_engine_are_not_planned_beside_each_other():
+    """As a driver tells it of an A30: there is one optical flow engine, and both sizes of +me take it."""
+    shared = Model(
+        "A30", (), 4, tuple(replace(one, optical_flow=int("+me" in one.name or one.name == "4g.24gb")) for one in A30.profiles), "driver"
+    )
+    with pytest.raises(Infeasible) as refused:
+        plan(shared, Layout(True), want_counts(shared, {"1g.6gb+me": 1, "2g.12gb+me": 1}))
+    assert refused.value.details["reason"] == "engine"
+    made = plan(shared, layout(shared, "1g.6gb+me@0"), want_counts(shared, {"2g.12gb+me": 1}))
+    assert [one.action for one in made.steps if one.compute is None] == ["destroy_gpu_instance", "create_gpu_instance"]
+    beside = plan(A30, layout(A30, "1g.6gb+me@0"), want_counts(A30, {"2g.12gb+me": 1}))
+    assert [one.action for one in beside.steps if one.compute is None] == ["create_gpu_instance", "destroy_gpu_instance"], (
+        "where nobody told"
+    )
+
+
+@pytest.mark.parametrize("want", [{"3g.71gb": 3}, {"4g.71gb": 1, "2g.35gb": 3}, {"2g.35gb": 3, "3g.71gb": 1}])
+def test_what_can_never_be_is_no_reason_to_end_anybody(want):
+    """Who drains what is busy must not do it for nothing."""
+    with pytest.raises(Infeasible):
+        plan(H200, Layout(False), want_counts(H200, want), [GPU], resetless=True)

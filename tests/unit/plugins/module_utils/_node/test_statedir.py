@@ -9,7 +9,7 @@ import os
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._node import statedir
-from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir, StateDirError
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import NotAlone, StateDir, StateDirError
 
 
 def test_written_whole_and_read_back(tmp_path):
@@ -39,9 +39,21 @@ def test_one_at_a_time(tmp_path, monkeypatch):
         pass
 
 
+def test_alone_at_one_kind_of_work(tmp_path):
+    """The folder can be written meanwhile, and other work done; who is at it is named."""
+    state = StateDir(str(tmp_path))
+    again = pytest.raises(NotAlone, match=f"pid {os.getpid()}")
+    with state.alone("a.lock", 0), state.alone("b.lock", 0), state.locked(), again, state.alone("a.lock", 0.05):
+        pass
+    with state.alone("a.lock", 0):
+        pass
+
+
 def test_a_folder_that_cannot_be(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StateDirError, match="cannot use"), StateDir(str(tmp_path / "file")).locked():
         pass
     with pytest.raises(StateDirError, match="cannot write"):
         StateDir(str(tmp_path / "nowhere")).write("a.json", 1)
+    with pytest.raises(StateDirError, match="cannot use"), StateDir(str(tmp_path / "file")).alone("a.lock", 0):
+        pass

@@ -1,0 +1,12 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+from ansible_collections.gpuops.remediation.plugins.modules import device_plugin
+from ansible_collections.gpuops.remediation.plugins.plugin_utils._controller_action import ControllerAction
+
+
+class ActionModule(ControllerAction):
+    module = device_plugin

@@ -1,0 +1,80 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+"""Makes the stored layouts again, before anything uses the GPUs. Runs on the node without Ansible, as the program that mig_boot installs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Callable
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LockHeld
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Refused
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.requests import request_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.task import LayoutTask, Options
+from ansible_collections.gpuops.remediation.plugins.module_utils._node import device_allocations
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.journal import Journal
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.lock import FileLock
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
+
+AGAIN_SECONDS = 2.0
+Tell = Callable[[str], None]
+
+
+def main(config: str, tell: Tell = lambda line: print(line, flush=True)) -> int:
+    """The exit status: whether every GPU is as wanted now."""
+    try:
+        return 0 if restore(json.loads(Path(config).read_text(encoding="utf-8")), tell) else 1
+    except (OSError, ValueError) as error:
+        tell(f"cannot read {config}: {error}")
+    except RemediationError as error:
+        tell(str(error))
+    return 1
+
+
+def restore(config: Mapping[str, Any], tell: Tell) -> bool:
+    """Nothing busy is destroyed, and nothing that the kubelet has given away: the program may be started long after the boot."""
+    given = _given(config["kubelet_dir"])
+    ends = time.monotonic() + config["driver_seconds"]
+    well = True
+    for params in config["layouts"]:
+        node = Node.from_params(params)
+        _refuse_locked(node)
+        result = _once_there_is_a_driver({**params, "given": [*params["given"], *given]}, node, ends)
+        for gpu in result["gpus"]:
+            error = gpu["error"]
+            done = f"{len(gpu['steps'])} steps" if gpu["changed"] else "nothing to do"
+            tell(f"GPU {gpu['pci_bus_id'] or gpu['uuid']}: {error['msg'] if error else done}")
+            well = well and not error and not gpu["reset_required"]
+    return well
+
+
+def _once_there_is_a_driver(params: Mapping[str, Any], node: Node, ends: float) -> dict[str, Any]:
+    while True:
+        task = LayoutTask(node, request_of(params), Options.from_params(params), Journal.from_params(node, params), lambda: None)
+        try:
+            return task.run(check_mode=False)[0]
+        except Refused:
+            if time.monotonic() >= ends:
+                raise
+            time.sleep(AGAIN_SECONDS)
+
+
+def _given(kubelet_dir: str) -> list[str]:
+    """Of a boot before, too: what is there no more is in nobody's way. A node without the file has no kubelet that gives devices away."""
+    if not (Path(kubelet_dir) / device_allocations.CHECKPOINT).exists():
+        return []
+    return [device for one in device_allocations.read(kubelet_dir)["allocations"] for device in one["devices"]]
+
+
+def _refuse_locked(node: Node) -> None:
+    lock = FileLock(node.state, node.proc.boot_id())
+    have = lock.read()
+    if lock.seconds_left(have):
+        raise LockHeld(f"{have.holder} holds the node's lock", holder=have.holder, token=have.token)

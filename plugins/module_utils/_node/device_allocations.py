@@ -1,0 +1,70 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""Which GPUs and MIG devices the kubelet has given to which pod, and which it knows of, by its own checkpoint file.
+
+The file is what the kubelet itself reads when it starts. Its PodResources API tells the same, but only by gRPC.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._names import GPU_RESOURCE_PREFIX
+
+CHECKPOINT = "device-plugins/kubelet_internal_checkpoint"
+
+
+class CheckpointUnreadable(RemediationError):
+    """Who has what cannot be told, which is not the same as that nobody has anything."""
+
+    kind = "checkpoint_unreadable"
+
+
+def read(kubelet_dir: str) -> dict[str, Any]:
+    path = Path(kubelet_dir) / CHECKPOINT
+    try:
+        return parse(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise CheckpointUnreadable(f"cannot read the kubelet's checkpoint {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointUnreadable(f"the kubelet's checkpoint {path} is not as expected: {type(error).__name__}: {error}") from error
+
+
+def parse(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """`allocations`, one a pod, container and resource, and `registered`, the devices by resource; NVIDIA's only."""
+    data = checkpoint["Data"]
+    allocations = [
+        {
+            "pod_uid": str(entry["PodUID"]),
+            "container": str(entry["ContainerName"]),
+            "resource": str(entry["ResourceName"]),
+            "devices": _devices(entry["DeviceIDs"]),
+        }
+        for entry in data["PodDeviceEntries"] or ()
+        if entry["ResourceName"].startswith(GPU_RESOURCE_PREFIX)
+    ]
+    registered = {
+        str(resource): sorted({_device(one) for one in devices or ()})
+        for resource, devices in (data["RegisteredDevices"] or {}).items()
+        if resource.startswith(GPU_RESOURCE_PREFIX)
+    }
+    return {"allocations": allocations, "registered": registered}
+
+
+def _devices(told: Any) -> list[str]:
+    """By NUMA node since Kubernetes 1.20, a list before."""
+    lists = told.values() if isinstance(told, Mapping) else [told]
+    return sorted({_device(one) for each in lists for one in each or ()})
+
+
+def _device(name: str) -> str:
+    """The UUID; a plugin that shares a device numbers its replicas, `UUID::3`."""
+    return name.partition("::")[0]

@@ -1,0 +1,102 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""A bare host: its layouts as the inventory wants them, and again after a reboot, by a program that has no Ansible."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+from gpusim import instances
+
+pytestmark = pytest.mark.timeout(600)
+LAYOUTS = [{"counts": {"3g.71gb": 1, "1g.18gb": 2}}]
+
+
+@pytest.fixture
+def host(controller, tmp_path):
+    """A node with two GPUs whose files of ours are in folders of the test."""
+    controller.variables.update(
+        gpuops_mig_layouts=LAYOUTS,
+        gpuops_mig_config_dir=str(tmp_path / "config"),
+        gpuops_mig_program_dir=str(tmp_path / "program"),
+        gpuops_mig_unit_dir=str(tmp_path / "units"),
+    )
+    for folder in ("units", "programs"):
+        (tmp_path / folder).mkdir()
+    systemctl = tmp_path / "programs" / "systemctl"
+    systemctl.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked-of-systemd\n')
+    systemctl.chmod(0o755)
+    controller.more_environment["PATH"] = os.pathsep.join([str(systemctl.parent), os.environ["PATH"]])
+    return controller.node("bare-1", gpus=2)
+
+
+def boot(tmp_path):
+    """What the unit starts, on a machine where whoever imports Ansible fails."""
+    missing = tmp_path / "missing" / "ansible"
+    missing.mkdir(parents=True, exist_ok=True)
+    (missing / "__init__.py").write_text("raise ImportError('there is no Ansible here')\n")
+    [command] = [line for line in (tmp_path / "units/gpuops-mig.service").read_text().splitlines() if line.startswith("ExecStart=")]
+    words = command.partition("=")[2].split()
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(missing.parent)}
+    return subprocess.run(words, env=environment, cwd="/", capture_output=True, text=True, check=False, timeout=200)
+
+
+def layouts(node):
+    return [sorted(f"{one['name'].removeprefix('MIG ')}@{one['start']}" for one in gpu["mig"]["instances"]) for gpu in node.state()["gpus"]]
+
+
+def test_after_a_reboot_the_layouts_are_there_again(controller, host, tmp_path):
+    """S13: the unit comes without a word to systemd."""
+    foretold = controller.play("mig", "--check")
+    assert foretold.ok and layouts(host) == [[], []] and not (tmp_path / "config").exists(), foretold.output
+    run = controller.play("mig")
+    assert run.ok, run.output
+    wanted = ["1g.18gb@0", "1g.18gb@1", "3g.71gb@4"]
+    assert layouts(host) == [wanted, wanted], run.output
+    again = controller.play("mig")
+    assert again.ok and again.changed("bare-1") == 0, again.output
+
+    host.reboot()
+    assert layouts(host) == [[], []]
+    booted = boot(tmp_path)
+    assert (booted.returncode, layouts(host)) == (0, [wanted, wanted]), booted.stdout + booted.stderr
+    assert controller.journal("bare-1")[-1]["by"] == "the node's boot"
+    assert boot(tmp_path).stdout.count("nothing to do") == 2
+
+    # The unit, as systemd reads it, and enabled by a link
+    unit = tmp_path / "units" / "gpuops-mig.service"
+    checked = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0 and unit.name not in checked.stderr, checked.stderr
+    assert (tmp_path / "units/multi-user.target.wants" / unit.name).resolve() == unit
+    assert not (tmp_path / "asked-of-systemd").exists()
+
+
+def test_a_boot_that_finds_something_else(controller, host, tmp_path):
+    """What is busy stays, also what the kubelet has given away; a driver that is not there is waited for, and not for ever."""
+    assert controller.play("mig").ok
+    host.reboot()
+    for index in (0, 1):
+        instances.set_mode(host, index, True)
+        instances.create(host, index, "7g.141gb")
+    host.start([0], "train", 1 << 30, gi=0, ci=0)
+    [uuid] = [one["uuid"] for one in host.state()["gpus"][1]["mig"]["instances"][0]["compute"]]
+    checkpoint = host.path / "var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+    checkpoint.parent.mkdir(parents=True)
+    entry = {"PodUID": "a", "ContainerName": "main", "ResourceName": "nvidia.com/mig-7g.141gb", "DeviceIDs": {"0": [uuid]}}
+    checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {}}}))
+    config = tmp_path / "config/mig.json"
+    stored = json.loads(config.read_text())
+    config.write_text(json.dumps({**stored, "kubelet_dir": str(host.path / "var/lib/kubelet"), "driver_seconds": 1}))
+
+    booted = boot(tmp_path)
+    assert (booted.returncode, layouts(host)) == (1, [["7g.141gb@0"], ["7g.141gb@0"]]), booted.stdout
+    assert "train" in booted.stdout and booted.stdout.count("7g.141gb@0") >= 2
+
+    host.driver_not_loaded()
+    silent = boot(tmp_path)
+    assert silent.returncode == 1 and "NVML" in silent.stdout, silent.stdout + silent.stderr

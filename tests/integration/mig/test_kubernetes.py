@@ -1,0 +1,134 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""A layout change on a real control plane: what stands around it, in which order, and what is left where it fails."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from cluster import audit
+from cluster.api import Api
+from cluster.objects import wait_until
+from gpusim import instances
+from mig_fleet import NAMESPACE, PLUGIN
+
+HALVES = [{"counts": {"3g.71gb": 2}}]
+TAINT = "gpuops.remediation/mig-change=:NoSchedule"
+pytestmark = pytest.mark.timeout(900)
+
+
+def last_words(run):
+    """What ended the run of each host."""
+    return {re.search(r"\[([^]]+)\]", failure)[1]: failure for failure in run.failures}
+
+
+def test_from_whole_gpus_to_halves_and_no_further(fleet):
+    """Foretold, done, advertised, usable; and run again it writes nothing."""
+    fleet.gpu_nodes("gpu-1", gpus=2, gpuops_mig_layouts=[{"gpus": ["{{ gpuops_first }}"], **HALVES[0]}])
+    fleet.host_variables["gpu-1"]["gpuops_first"] = fleet.uuid("gpu-1", 0)
+    with fleet.kubelet():
+        fleet.device_plugin()
+        foretold = fleet.play("mig", "--check", "--diff")
+        assert foretold.ok, foretold.output
+        assert (fleet.changes(), fleet.layout("gpu-1", 0), fleet.advertised("gpu-1")) == ([], [], {"gpu": 2})
+        assert "3g.71gb@4" in foretold.output and "mig-change" in foretold.output and "nvidia.com/mig-3g.71gb" in foretold.output
+
+        run = fleet.play("mig")
+        assert run.ok, run.output
+        assert (fleet.layout("gpu-1", 0), fleet.layout("gpu-1", 1)) == (["3g.71gb@0", "3g.71gb@4"], [])
+        assert fleet.changes() == [("patch", "nodes"), ("delete", "pods"), ("patch", "nodes")], "tainted, restarted, untainted"
+        assert (fleet.advertised("gpu-1"), fleet.objects.taints("gpu-1")) == ({"gpu": 1, "mig-3g.71gb": 2}, [])
+
+        since = audit.now()
+        again = fleet.play("mig")
+        assert again.ok and again.changed("gpu-1") == 0, again.output
+        assert fleet.writes(since=since) == [], "not even the lock"
+        fleet.objects.pod("infer", devices={"nvidia.com/mig-3g.71gb": 1})
+
+
+@pytest.mark.parametrize("namespace, deletes", [(NAMESPACE, True), ("default", False), ("gpuops-system", False)])
+def test_rights(fleet, namespace, deletes):
+    """Least privilege: pods are deleted in the device plugin's namespace and nowhere else."""
+    asked = {"spec": {"resourceAttributes": {"namespace": namespace, "verb": "delete", "resource": "pods"}}}
+    answer = Api(fleet.cluster.kubeconfig).request("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", asked)
+    assert answer["status"]["allowed"] is deletes
+
+
+def test_refused_and_untouched(fleet, tmp_path):
+    """S7: beside another MIG manager; a pod that has what would go, idle as it is; a plugin that would not come back."""
+    names = ["labelled", "operated", "unit", "held", "whole", "intolerant"]
+    fleet.gpu_nodes(*names, gpus=1, gpuops_mig_layouts=HALVES)
+    fleet.objects.api.patch("Node", "labelled", {"metadata": {"labels": {"nvidia.com/mig.config": "all-disabled"}}})
+    fleet.objects.pod("nvidia-mig-manager", node="operated", gpus=0)
+    link = tmp_path / "other-units" / "multi-user.target.wants" / "nvidia-mig-manager.service"
+    link.parent.mkdir(parents=True)
+    link.symlink_to("/etc/systemd/system/nvidia-mig-manager.service")
+    fleet.host_variables["unit"]["gpuops_mig_unit_dir"] = str(tmp_path / "other-units")
+    instances.set_mode(fleet.nodes["held"], 0, True)
+    instances.create(fleet.nodes["held"], 0, "7g.141gb")
+    with fleet.kubelet():
+        fleet.device_plugin(*names[:-1])
+        fleet.device_plugin("intolerant", name="nvidia-device-plugin", tolerates=False)
+        wait_until(lambda: fleet.advertised("held") == {"mig-7g.141gb": 1}, "the plugin's word")
+        fleet.idle_pod("tenant", "held", {"nvidia.com/mig-7g.141gb": 1})
+        fleet.idle_pod("trainer", "whole", {"nvidia.com/gpu": 1})
+
+        run = fleet.play("mig", mig_serial=len(names))
+
+    told = last_words(run)
+    assert set(told) == set(names), run.output
+    assert "the label nvidia.com/mig.config=all-disabled" in told["labelled"]
+    assert "the pod nvidia-mig-manager" in told["operated"]
+    assert "multi-user.target.wants/nvidia-mig-manager.service" in told["unit"]
+    assert "nothing was changed on held" in told["held"] and "7g.141gb@0" in told["held"]
+    assert "default/trainer has a whole GPU" in told["whole"]
+    assert "does not tolerate gpuops.remediation/mig-change:NoSchedule" in told["intolerant"]
+    assert (fleet.writes("nodes", "pods", "leases"), fleet.layout("held", 0)) == ([], ["7g.141gb@0"]), run.output
+    assert all(fleet.layout(name, 0) == [] for name in names if name != "held")
+
+
+def test_what_is_left_where_it_fails(fleet):
+    """A node that advertises what is there takes work again; another keeps the taint until a further run has put it right."""
+    fleet.gpu_nodes("broken", "stuck", gpus=1, gpuops_mig_layouts=HALVES)
+    with fleet.kubelet():
+        fleet.device_plugin()
+        plugin = fleet.objects.api.get("DaemonSet", PLUGIN, NAMESPACE)["spec"]["template"]["spec"]
+        nowhere = {**plugin["containers"][0], "resources": {"requests": {"cpu": "1000"}}}
+        fleet.objects.api.patch("DaemonSet", PLUGIN, {"spec": {"updateStrategy": {"type": "OnDelete", "rollingUpdate": None}}}, NAMESPACE)
+        fleet.objects.api.patch("DaemonSet", PLUGIN, {"spec": {"template": {"spec": {"containers": [nowhere]}}}}, NAMESPACE)
+        fleet.nodes["broken"].fail("nvmlDeviceCreateGpuInstanceWithPlacement", "UNKNOWN", times=None)
+
+        run = fleet.play("mig", mig_serial=2, mig_plugin_seconds=20)
+
+        broken, stuck = map(last_words(run).get, ("broken", "stuck"))
+        assert "broken advertises what is there, so the taint gpuops.remediation/mig-change is off again" in broken, run.output
+        assert (fleet.layout("broken", 0), fleet.objects.taints("broken")) == ([], [])
+        assert "no new pod of the device plugin came to node stuck" in stuck
+        assert "stuck does not advertise what is there, so the taint gpuops.remediation/mig-change stays" in stuck
+        assert (fleet.layout("stuck", 0), fleet.objects.taints("stuck")) == (["3g.71gb@0", "3g.71gb@4"], [TAINT])
+
+        fleet.objects.api.patch("DaemonSet", PLUGIN, {"spec": {"template": {"spec": plugin}}}, NAMESPACE)
+        for pod in fleet.objects.pods(PLUGIN, namespace=NAMESPACE, phase="Pending"):
+            fleet.objects.api.delete("Pod", pod["metadata"]["name"], NAMESPACE)
+        fleet.objects.wait_for_pods(PLUGIN, 2, namespace=NAMESPACE)
+        wait_until(lambda: fleet.advertised("stuck") == {"mig-3g.71gb": 2}, "the plugin's word")
+        mended = fleet.play("mig", mig_hosts="stuck")
+    assert mended.ok and fleet.objects.taints("stuck") == [], mended.output
+
+
+def test_a_pod_on_its_way(fleet):
+    """What was bound to the node before the taint, and has no device yet, is waited for and then a reason to do nothing."""
+    fleet.gpu_nodes("gpu-1", gpus=1, gpuops_mig_layouts=HALVES)
+    with fleet.kubelet():
+        fleet.device_plugin()
+        wait_until(lambda: fleet.advertised("gpu-1") == {"gpu": 1}, "the plugin's word")
+    fleet.objects.pod("late", gpus=1)  # the kubelet is away
+
+    run = fleet.play("mig", mig_settle_seconds=3)
+
+    told = last_words(run)["gpu-1"]
+    assert "no device was given to default/late within 3 s" in told and "is off again" in told, run.output
+    assert (fleet.layout("gpu-1", 0), fleet.objects.taints("gpu-1")) == ([], [])

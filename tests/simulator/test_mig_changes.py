@@ -1,0 +1,166 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Any layout to any other through the simulated driver: what is busy or fits is left alone, and a failure anywhere is taken back or told."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig import device
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import plan
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.steps import differences
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.task import LayoutTask, Options
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.wants import Want
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.watched import read_node
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.journal import Journal
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node as OurNode
+from gpusim import instances, mig
+from gpusim.node import Node
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from mig import random_busy, random_layout, random_want
+
+MODELS = ("h200-141", "a30-24")
+PATHS = ("proc_root", "state_dir", "dev_root", "kmsg_path", "cgroup_root", "nvml_library")
+CALLS = (
+    "nvmlDeviceCreateGpuInstanceWithPlacement",
+    "nvmlGpuInstanceCreateComputeInstanceWithPlacement",
+    "nvmlGpuInstanceDestroy",
+    "nvmlComputeInstanceDestroy",
+    "nvmlDeviceGetGpuInstances",
+    "nvmlGpuInstanceGetComputeInstances",
+)
+seeds = st.integers(min_value=0, max_value=1 << 32)
+
+
+class Gpu:
+    """The first GPU of a simulated node, with any layout and anybody in it."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        variables = node.host_variables()
+        self.ours = OurNode.from_params({name: variables[f"gpuops_{name}"] for name in PATHS})
+        instances.set_mode(node, 0, True)
+        node.reset(0)
+        node.start([1], "train", 1)
+        self._holder = node.state()["processes"][0]
+        self.uuid = node.state()["gpus"][0]["uuid"]
+        self._modprobe = variables["gpuops_nvidia_modprobe"]
+        self.reading = self.read()
+        assert self.reading.model is not None
+        self.model = self.reading.model
+
+    def read(self) -> Reading:
+        reading = read_node(self.ours, [self.uuid], timeout_seconds=60).gpus[0].reading
+        assert reading is not None
+        return reading
+
+    def become(self, layout: Layout, busy: set[str]) -> None:
+        """With the holder in each busy compute instance."""
+        model = self.node.model
+        self.node.clear()
+        with self.node.change() as state:
+            gpu = state["gpus"][0]
+            gpu["mig"]["instances"], state["processes"] = [], [self._holder]
+            for one in layout.instances:
+                profile = self.model.profile(one.profile)
+                assert profile is not None
+                made = mig.create_gpu_instance(model, state, gpu, profile.profile_id, [one.placement.start, one.placement.size])
+                parts = {
+                    info["sliceCount"]: info["id"] for info in mig.compute_profiles(model, mig.profile(model, profile.profile_id)).values()
+                }
+                for part in one.compute:
+                    ci = mig.create_compute_instance(model, state, gpu, made, parts[part.slices], [part.start, part.slices])
+                    if {one.name, one.compute_name(part)} & busy:
+                        state["processes"].append({**self._holder, "gpus": [0], "gi": made["id"], "ci": ci["id"]})
+
+    def serials(self, layout: Layout) -> dict[str, int]:
+        """Numbers that nothing has again, of what of that layout is there."""
+        there = {one["start"]: one for one in self.node.state()["gpus"][0]["mig"]["instances"]}
+        found: dict[str, int] = {}
+        for one in layout.instances:
+            raw = there.get(one.placement.start)
+            if raw is not None and raw["size"] == one.placement.size:
+                found[one.name] = raw["serial"]
+                parts = {(part["start"], part["size"]): part["serial"] for part in raw["compute"]}
+                found.update(
+                    {one.compute_name(part): parts[part.start, part.slices] for part in one.compute if (part.start, part.slices) in parts}
+                )
+        return found
+
+    def change(self, want: Want) -> dict[str, Any]:
+        options = Options([self.uuid], "fail", 1, 1, [], [], True, False, 60, "nvidia-smi", self._modprobe)
+        journal = Journal(self.ours.state, "boot", "tests", "a test")
+        result, _warnings = LayoutTask(self.ours, lambda _reading: want, options, journal, lambda: None).run(check_mode=False)
+        gpu: dict[str, Any] = result["gpus"][0]
+        return gpu
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def gpu(request: pytest.FixtureRequest) -> Iterator[Gpu]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "_LINGER_SECONDS", (0.01,))
+        node = Node(Path(memory), "gpu-1")
+        node.create(request.param, 2)
+        yield Gpu(node)
+        node.destroy()
+
+
+def situation(gpu: Gpu, seed: int) -> tuple[random.Random, Layout, Want, set[str]]:
+    rng = random.Random(seed)
+    layout, want = random_layout(gpu.model, rng), random_want(gpu.model, rng)
+    assume(sum("+me" in one.profile for one in layout.instances) < 2)  # of two sizes on an A30, which has the engine once
+    names = {one.compute_name(part) for one in layout.instances for part in one.compute}
+    busy = {part for one in random_busy(layout, rng) for part in names if part == one or part.startswith(f"{one}/")}
+    gpu.become(layout, busy)
+    return rng, layout, want, busy
+
+
+@given(seeds)
+@settings(max_examples=10, deadline=None, derandomize=True)
+def test_what_can_be_reached_is_and_what_cannot_says_why(gpu: Gpu, seed: int) -> None:
+    _rng, layout, want, busy = situation(gpu, seed)
+    before = gpu.serials(layout)
+    assert len(before) == sum(1 + len(one.compute) for one in layout.instances)
+    done = gpu.change(want)
+    after = gpu.read().layout
+    try:
+        expected = plan(gpu.model, layout, want, busy, resetless=gpu.reading.resetless)
+    except RemediationError as error:
+        assert (done["error"]["kind"], done["error"].get("instances")) == (error.kind, error.details.get("instances"))
+        assert after == layout and gpu.serials(layout) == before
+        return
+    assert done["error"] is None and after == expected.layout and not plan(gpu.model, after, want).steps
+    kept = gpu.serials(layout)
+    assert all(kept[name] == before[name] for name in (*busy, *(one.name for one in expected.keep)))
+
+
+@given(seeds)
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_a_failure_at_any_call_is_taken_back_or_told(gpu: Gpu, seed: int) -> None:
+    rng, layout, want, busy = situation(gpu, seed)
+    before = gpu.serials(layout)
+    error = rng.choice(["UNKNOWN", "IN_USE", "INSUFFICIENT_RESOURCES"])
+    gpu.node.fail(rng.choice(CALLS), error, at=rng.randrange(1, 12), times=rng.choice([1, 2, None]), index=0)
+    done = gpu.change(want)
+    gpu.node.clear()
+    after = gpu.read().layout
+    assert after is not None
+    if done["error"] is None:
+        assert not plan(gpu.model, after, want).steps
+    else:
+        differs = done["error"].get("differs", [])
+        unread = any("cannot be read" in one for one in differs)
+        assert unread or differs == differences(layout, after), "the error says all that is not as it was"
+    kept = gpu.serials(layout)
+    assert all(kept.get(name) == before[name] for name in busy), "what is busy is as it was"

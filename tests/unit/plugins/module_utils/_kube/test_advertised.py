@@ -1,0 +1,71 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube import advertised
+from kube_fakes import pod
+
+
+@pytest.mark.parametrize(
+    "gpus, devices, strategy, expected",
+    [
+        pytest.param(
+            1,
+            {"3g.71gb": 1, "1g.18gb+me": 2, "1c.2g.35gb": 2},
+            "mixed",
+            {"nvidia.com/gpu": 1, "nvidia.com/mig-3g.71gb": 1, "nvidia.com/mig-1g.18gb.me": 2},
+            id="mixed: parts of a GPU instance have no resource",
+        ),
+        pytest.param(0, {"3g.71gb": 0}, "mixed", {}, id="nothing"),
+        pytest.param(0, {"3g.71gb": 4}, "single", {"nvidia.com/gpu": 4}, id="single"),
+        pytest.param(2, {}, "single", {"nvidia.com/gpu": 2}, id="single, without MIG"),
+        pytest.param(2, {}, "none", {"nvidia.com/gpu": 2}, id="none, without MIG"),
+    ],
+)
+def test_resources(gpus, devices, strategy, expected):
+    assert advertised.resources(gpus, devices, strategy) == expected
+
+
+@pytest.mark.parametrize(
+    "gpus, devices, strategy", [(0, {"3g.71gb": 1}, "none"), (1, {"3g.71gb": 1}, "single"), (0, {"3g.71gb": 1, "1g.18gb": 4}, "single")]
+)
+def test_a_strategy_that_does_not_know_such_a_layout(gpus, devices, strategy):
+    with pytest.raises(advertised.StrategyUnfit, match=f"strategy is {strategy}"):
+        advertised.resources(gpus, devices, strategy)
+
+
+def test_what_a_node_advertises():
+    told = {"cpu": "192", "nvidia.com/gpu": "0", "nvidia.com/mig-3g.71gb": "2", "nvidia.com/other": "1"}
+    assert advertised.advertised({"status": {"allocatable": told}}) == {"nvidia.com/mig-3g.71gb": 2}
+    assert advertised.shared({"status": {"capacity": {**told, "nvidia.com/gpu.shared": "8"}}}) == ["nvidia.com/gpu.shared"]
+    assert advertised.advertised({}) == {}
+
+
+def test_the_plugins_pods():
+    pods = [
+        pod("operator", labels={"app": "nvidia-device-plugin-daemonset"}),
+        pod("chart", labels={"app.kubernetes.io/name": "nvidia-device-plugin"}),
+        pod("going", labels={"name": "nvidia-device-plugin-ds"}, terminating=True),
+        pod("other", labels={"app": "train"}),
+    ]
+    assert [one["metadata"]["name"] for one in advertised.plugin_pods(pods, advertised.PLUGIN_LABELS)] == ["operator", "chart"]
+
+
+@pytest.mark.parametrize(
+    "container, label, strategy",
+    [
+        ({"args": ["--fail-on-init-error", "--mig-strategy=mixed"]}, "single", "mixed"),
+        ({"command": ["nvidia-device-plugin", "--mig-strategy", "single"]}, None, "single"),
+        ({"env": [{"name": "MIG_STRATEGY", "value": "mixed"}]}, "single", "mixed"),
+        ({"env": [{"name": "MIG_STRATEGY", "valueFrom": {}}]}, "single", "single"),
+        ({}, None, None),
+    ],
+)
+def test_the_strategy(container, label, strategy):
+    thing = pod("plugin")
+    thing["spec"]["containers"][0].update(container)
+    node = {"metadata": {"labels": {"nvidia.com/mig.strategy": label} if label else {}}}
+    assert advertised.strategy_of(thing, node) == strategy

@@ -1,0 +1,82 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig import boot
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.boot_params import boot_params
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Refused
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.lock import FileLock
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir
+
+WELL = {"pci_bus_id": "0000:00:06.0", "uuid": "GPU-1", "error": None, "steps": [], "changed": False, "reset_required": False}
+
+
+class Task:
+    """A layout task in place of the real one: its answers, or errors, one after the other."""
+
+    answers = ()
+    seen = ()
+
+    def __init__(self, node, request, options, journal, keep_lock):
+        self.seen.append(options)
+
+    def run(self, check_mode):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return {"gpus": answer}, []
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path):
+    """Runs the program with these answers; what it told, and its exit status."""
+    (tmp_path / "proc/sys/kernel/random").mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/random/boot_id").write_text("boot-1\n")
+    common = dict.fromkeys(("kmsg_path", "dev_root", "cgroup_root", "nvidia_smi", "nvidia_modprobe"), "/nowhere")
+    common.update(
+        nvml_library="none.so", state_dir=str(tmp_path / "state"), proc_root=str(tmp_path / "proc"), allow_reset=False, timeout_seconds=9
+    )
+    monkeypatch.setattr(boot, "LayoutTask", Task)
+    monkeypatch.setattr(boot, "AGAIN_SECONDS", 0.01)
+    config = tmp_path / "mig.json"
+
+    def run(*answers, driver_seconds=5):
+        layouts = [boot_params(common, {"counts": {"3g.71gb": 2}})]
+        config.write_text(json.dumps({"layouts": layouts, "kubelet_dir": str(tmp_path), "driver_seconds": driver_seconds}))
+        Task.answers, Task.seen, told = list(answers), [], []
+        return boot.main(str(config), told.append), told
+
+    return run
+
+
+def test_a_driver_is_waited_for(start):
+    away = Refused("NVML does not answer")
+    assert start(away, away, [WELL]) == (0, ["GPU 0000:00:06.0: nothing to do"])
+    assert start(away, driver_seconds=0) == (1, ["NVML does not answer"])
+
+
+@pytest.mark.parametrize("trouble", [{"error": {"msg": "3g.71gb@4 is busy"}}, {"reset_required": True}])
+def test_a_gpu_that_is_not_as_wanted_fails_the_unit(start, trouble):
+    assert start([WELL, {**WELL, **trouble}])[0] == 1
+
+
+def test_what_the_kubelet_has_given_is_busy(start, tmp_path):
+    entry = {"PodUID": "a", "ContainerName": "c", "ResourceName": "nvidia.com/mig-3g.71gb", "DeviceIDs": {"0": ["MIG-1"]}}
+    checkpoint = tmp_path / "device-plugins/kubelet_internal_checkpoint"
+    checkpoint.parent.mkdir()
+    checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {}}}))
+    assert start([WELL])[0] == 0
+    assert [one.given for one in Task.seen] == [["MIG-1"]]
+    checkpoint.write_text("{")
+    assert start([WELL])[0] == 1 and Task.seen == [], "who has what cannot be told"
+
+
+def test_another_actors_lock(start, tmp_path):
+    FileLock(StateDir(str(tmp_path / "state")), "boot-1").take("run-7")
+    status, told = start([WELL])
+    assert (status, Task.seen) == (1, []) and "run-7 holds the node's lock" in told[0]

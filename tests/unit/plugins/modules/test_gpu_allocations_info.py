@@ -1,0 +1,58 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.gpuops.remediation.plugins.modules import gpu_allocations_info
+from run_module import run_module
+
+# Two containers' entries as a kubelet writes them, one of another vendor, and one in the form of Kubernetes before 1.20.
+ENTRIES = [
+    {
+        "PodUID": "a",
+        "ContainerName": "app",
+        "ResourceName": "nvidia.com/gpu",
+        "DeviceIDs": {"1": ["GPU-2"], "-1": ["GPU-1"]},
+        "AllocResp": "Cms=",
+    },
+    {"PodUID": "a", "ContainerName": "net", "ResourceName": "vendor.example/nic", "DeviceIDs": {"0": ["n1"]}, "AllocResp": ""},
+    {
+        "PodUID": "b",
+        "ContainerName": "app",
+        "ResourceName": "nvidia.com/mig-1g.18gb",
+        "DeviceIDs": ["MIG-1::0", "MIG-1::1"],
+        "AllocResp": "",
+    },
+]
+
+
+def write(directory, text):
+    path = directory / "device-plugins" / "kubelet_internal_checkpoint"
+    path.parent.mkdir()
+    path.write_text(text)
+    return run_module(gpu_allocations_info.main, kubelet_dir=str(directory))
+
+
+def test_who_has_what(tmp_path):
+    registered = {"nvidia.com/gpu": ["GPU-2", "GPU-1"], "nvidia.com/mig-1g.18gb": None, "vendor.example/nic": ["n1"]}
+    result = write(tmp_path, json.dumps({"Data": {"PodDeviceEntries": ENTRIES, "RegisteredDevices": registered}, "Checksum": 3660592824}))
+    assert result["allocations"] == [
+        {"pod_uid": "a", "container": "app", "resource": "nvidia.com/gpu", "devices": ["GPU-1", "GPU-2"]},
+        {"pod_uid": "b", "container": "app", "resource": "nvidia.com/mig-1g.18gb", "devices": ["MIG-1"]},
+    ]
+    assert result["registered"] == {"nvidia.com/gpu": ["GPU-1", "GPU-2"], "nvidia.com/mig-1g.18gb": []}
+
+
+def test_a_kubelet_that_has_given_nothing(tmp_path):
+    result = write(tmp_path, '{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}')
+    assert (result["allocations"], result["registered"]) == ([], {})
+
+
+@pytest.mark.parametrize("text", [None, "{", "{}", '{"Data": []}', '{"Data": {"PodDeviceEntries": [{}], "RegisteredDevices": {}}}'])
+def test_unreadable_is_not_nobody(tmp_path, text):
+    result = run_module(gpu_allocations_info.main, kubelet_dir=str(tmp_path)) if text is None else write(tmp_path, text)
+    assert (result["failed"], result["error_kind"]) == (True, "checkpoint_unreadable")
