@@ -38,7 +38,7 @@ options:
   given:
     description:
       - Instances that are allocated to somebody though no process is in them, such as those of pods. They count as busy, and are not drained.
-      - Named by the UUID of the MIG device, or as C(3g.71gb@4) and C(3g.71gb@4/1c@0). Such a name means that instance on every GPU of O(gpus).
+      - Named by the UUID of the MIG device, or as C(3g.71gb@4) and C(3g.71gb@4/1c@0). Such a name means that instance on every GPU that the module works on.
     type: list
     elements: str
     default: []
