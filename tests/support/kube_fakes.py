@@ -76,12 +76,11 @@ class FakeApi(KubeApi):
                 return self.put(path, body)
             if path not in self.objects:
                 raise NotFound(f"{path}: not found", status=404)
-            if method == "DELETE" and (query or {}).get("dryRun"):
-                return copy.deepcopy(self.objects[path])
-            if method == "DELETE":
-                if body["preconditions"]["resourceVersion"] != self.objects[path]["metadata"]["resourceVersion"]:
+            if method == "DELETE":  # always with a body here, so that the server does not read the address's dryRun
+                there = self.objects[path]["metadata"]
+                if any(there[name] != value for name, value in body["preconditions"].items()):
                     raise Conflict(f"{path}: the object has been modified", status=409)
-                return self.objects.pop(path)
+                return copy.deepcopy(self.objects[path]) if "dryRun" in body else self.objects.pop(path)
             if method in ("PATCH", "PUT"):
                 thing = self.objects[path]
                 if body["metadata"]["resourceVersion"] != thing["metadata"]["resourceVersion"]:
