@@ -66,11 +66,11 @@ def main() -> int:
     record, wanted = Record(chosen.into), turns(chosen)
     if not chosen.table:
         run(chosen, record, wanted)
-    print("\n".join(record.table()))
+    print("\n".join(record.table(wanted)))
     outcomes = record.outcomes()
-    missing = 0 if chosen.table else len(set(wanted) - set(outcomes))
+    missing = len(set(wanted) - set(outcomes))
     faulty = sum(1 for one in outcomes.values() if one.fault)
-    print(f"\n{len(outcomes)} cases, {faulty} of them with a fault; {missing} were to be played and were not")
+    print(f"\n{len(outcomes)} cases played, {faulty} of them with a fault; {missing} were to be played and were not")
     return 1 if faulty or missing else 0
 
 

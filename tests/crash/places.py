@@ -77,7 +77,7 @@ def storm(folder: Path, case: Case, ledger_url: str) -> Outcome:
             fenced = killed_amid(cluster, Rulebook(fleet, **fences), ledger_url, NODES, MORE)
         except (AssertionError, TimeoutError) as error:
             return Outcome(case, str(error) or "an alert is lost, or a node not fenced exactly once")
-        return Outcome(case, "" if fenced < NODES else "it was killed too late", f"{fenced} fenced when it was killed")
+        return Outcome(case, "" if 0 < fenced < NODES else "it was not killed amid them", f"{fenced} fenced when it was killed")
 
 
 def cases_on_nodes(place: str) -> Iterator[Case]:
@@ -110,6 +110,6 @@ Play = Callable[[Path, Sequence[Case]], list[Outcome]]
 PLACES: dict[str, tuple[str, Play]] = {
     "bare": ("bare hosts, SQLite", bare),
     "kubernetes": ("real control plane, PostgreSQL", kubernetes),
-    "storm-sqlite": ("real control plane, SQLite", storm_sqlite),
-    "storm-postgresql": ("real control plane, PostgreSQL", storm_postgresql),
+    "storm-sqlite": ("many nodes fenced at once, SQLite", storm_sqlite),
+    "storm-postgresql": ("many nodes fenced at once, PostgreSQL", storm_postgresql),
 }

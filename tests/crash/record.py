@@ -12,7 +12,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any, NamedTuple
 
-from crash import Case
+from crash import TARGETS, Case
 from places import PLACES, Outcome
 
 FAULT_CHARACTERS = 500  # enough for a row of a table; the log has the rest
@@ -55,15 +55,25 @@ class Record:
                 found[Turn(line["place"], line["repeat"], case)] = Outcome(case, line["fault"], line["note"])
         return found
 
-    def table(self) -> Iterator[str]:
+    def table(self, wanted: Sequence[Turn]) -> Iterator[str]:
+        """By who is killed and how; a fault with the boundaries at which it came. A job that fails takes what its cases came to with it."""
         yield from (line["run"] for line in self._lines() if "run" in line)
-        yield "\n| where | who, how, when | runs | lost, double or left | note |\n| --- | --- | --- | --- | --- |"
-        repeats: defaultdict[tuple[str, Case], list[Outcome]] = defaultdict(list)
-        for turn, outcome in sorted(self.outcomes().items(), key=lambda one: (list(PLACES).index(one[0].place), str(one[0].case))):
-            repeats[PLACES[turn.place][0], turn.case].append(outcome)
-        for (where, case), outcomes in repeats.items():
-            faults, notes = _counted(one.fault for one in outcomes), _counted(one.note for one in outcomes)
-            yield f"| {where} | {case} | {len(outcomes)} | {faults or 'none'} | {notes} |"
+        yield "\n| where | who, how | cases | played | lost, double or left | note |\n| --- | --- | --- | --- | --- | --- |"
+        outcomes = self.outcomes()
+        rows: defaultdict[tuple[str, str, str], list[Turn]] = defaultdict(list)
+        for turn in sorted(
+            {*wanted, *outcomes}, key=lambda one: (list(PLACES).index(one.place), TARGETS.index(one.case.who), one.case.how)
+        ):
+            rows[PLACES[turn.place][0], turn.case.who, turn.case.how.name].append(turn)
+        for (where, who, how), turns in rows.items():
+            played = [outcomes[turn] for turn in turns if turn in outcomes]
+            faults: defaultdict[str, list[str]] = defaultdict(list)
+            for one in played:
+                if one.fault:
+                    faults[one.fault].append(one.case.boundary)
+            found = "; ".join(f"{fault}: {len(at)}, after {', '.join(dict.fromkeys(at))}" for fault, at in faults.items())
+            notes = "; ".join(f"{note}: {count}" for note, count in Counter(one.note for one in played if one.note).items())
+            yield f"| {where} | {who}, {how} | {len(turns)} | {len(played)} | {found or 'none'} | {notes} |"
 
     def _append(self, lines: Iterable[Any]) -> None:
         """In one write, so that nobody else's comes in between."""
@@ -72,7 +82,3 @@ class Record:
 
     def _lines(self) -> Iterator[Any]:
         return map(json.loads, self.path.read_text().splitlines())
-
-
-def _counted(words: Iterable[str]) -> str:
-    return "; ".join(f"{word}: {count}" for word, count in Counter(filter(None, words)).items())

@@ -28,7 +28,8 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._errors import 
 from cluster.faults import Admission, admission
 from cluster.objects import wait_until
 from fleet import TAINT, Fleet
-from loop import Controller, alive
+from gpusim.state import is_alive
+from loop import Controller
 from postgresql import Server
 from trigger import Rulebook
 
@@ -71,7 +72,7 @@ class Crashes:
     def __init__(self, controller: Controller, postgresql: Server | None = None) -> None:
         self.controller, self.postgresql = controller, postgresql
         self.cases: dict[str, Case] = {}  # by node
-        self.work: dict[str, int | str] = {}  # the process or the pod on each node's GPU
+        self.pods: dict[str, str] = {}  # on each node's GPU, on Kubernetes
         self.hung: list[str] = []  # the last nodes of runs that did not end
         self._stop, self._standing = controller.directory / "stop", controller.directory / "standing"
         self._told = controller.directory / "told"
@@ -244,9 +245,9 @@ class Crashes:
         name = f"case-{len(self.cases)}"
         self.cases[name] = case
         if isinstance(self.controller, Fleet):
-            self.work[name], alert = self._sick_in(self.controller, name, case)
+            self.pods[name], alert = self._sick_in(self.controller, name, case)
         else:
-            self.work[name], alert = self.controller.sick(name)
+            _pid, alert = self.controller.sick(name)
         self.controller.inventory()
         return alert
 
@@ -307,7 +308,7 @@ class Crashes:
             pods = {
                 what for what in done if what.startswith(f"pods/eviction {node}-")
             }  # also of a pod that came after the one that was there
-            return Counter({what: done[what] for what in {f"nodes {node}", f"pods/eviction {self.work[node]}"} | pods})
+            return Counter({what: done[what] for what in {f"nodes {node}", f"pods/eviction {self.pods[node]}"} | pods})
         return Counter(entry["action"] for entry in self.controller.journal(node) if entry["status"] == "applied")
 
     def _left_on(self, node: str) -> list[str]:
@@ -315,7 +316,7 @@ class Crashes:
         if isinstance(self.controller, Fleet):
             taints, pods = self.controller.objects.taints(node), [pod["metadata"]["name"] for pod in self.controller.objects.pods_on(node)]
             return ([] if taints == [TAINT] else [f"its taints are {taints}"]) + ([f"pods are left: {pods}"] if pods else [])
-        return [f"process {self.work[node]} holds its GPU"] if alive(int(self.work[node])) else []
+        return [f"process {entry['pid']} holds its GPU" for entry in self.controller.nodes[node].state()["processes"] if is_alive(entry)]
 
 
 def _parent(pid: int) -> int:

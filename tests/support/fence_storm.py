@@ -10,9 +10,10 @@ import contextlib
 import datetime as dt
 import http.client
 import json
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +22,7 @@ from alerts import recorded, rewritten
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import CHANGES, INCIDENTS, SLOTS
 from cluster import ACCOUNT, Cluster, audit
+from cluster.faults import Admission, admission
 from cluster.objects import wait_until
 from fleet import TAINT
 from trigger import Rulebook, Source, request
@@ -83,17 +85,18 @@ def storm_names(count: int) -> list[str]:
 
 
 def killed_amid(cluster: Cluster, source: Source | Rulebook, ledger_url: str, nodes: int, more: int) -> int:
-    """The source, which fences, dies when half of the nodes are fenced, and is back at once, while more alerts arrive. How many were fenced then.
+    """The source, which fences, dies amid it, and is back at once, while more alerts arrive. How many were fenced when it died.
 
     AssertionError where an alert is lost, or a node is written, counted or on record other than once.
     """
     names = storm_names(nodes + more)
     ledger = prepared(cluster, ledger_url, names)
     with ThreadPoolExecutor(max_workers=50) as pool:
-        with source.running():
-            posted = [pool.submit(post_until_answered, source.port, name) for name in names[:nodes]]
-            _wait_for_writes(cluster, names, nodes // 2)
-        fenced = len(writes(cluster, names))
+        with _halved(cluster, nodes) as amid:
+            with source.running():
+                posted = [pool.submit(post_until_answered, source.port, name) for name in names[:nodes]]
+                assert amid.wait(60), "the source does not fence"
+            fenced = len(writes(cluster, names))
         posted += [pool.submit(post_until_answered, source.port, name) for name in names[nodes:]]
         with source.running():
             for one in posted:
@@ -112,12 +115,26 @@ def killed_amid(cluster: Cluster, source: Source | Rulebook, ledger_url: str, no
     return fenced
 
 
-def _wait_for_writes(cluster: Cluster, names: Sequence[str], count: int) -> None:
-    """Fencing is so fast that half of it is over soon."""
-    deadline = time.monotonic() + 60
-    while len(writes(cluster, names)) < count:
-        assert time.monotonic() < deadline, "the source does not fence"
-        time.sleep(0.005)
+@contextlib.contextmanager
+def _halved(cluster: Cluster, nodes: int) -> Iterator[threading.Event]:
+    """Half of the nodes can be written, and no more, however fast the machine; the event is when a third has been begun."""
+    begun, lock, third, over = set[str](), threading.Lock(), threading.Event(), threading.Event()
+
+    def before(request: Any) -> None:
+        with lock:
+            if len(begun) < nodes // 2:
+                begun.add(request["name"])
+            passes = request["name"] in begun
+            if len(begun) > nodes // 3:
+                third.set()
+        if not passes:
+            over.wait(30)
+
+    with admission(cluster, "nodes", Admission(before=before)):
+        try:
+            yield third
+        finally:
+            over.set()
 
 
 def on_record(ledger: Ledger) -> dict[str, Any]:

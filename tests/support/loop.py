@@ -26,8 +26,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def alive(pid: int) -> bool:
-    """Whether a process is still there."""
-    return Path(f"/proc/{pid}").exists()
+    """Whether a simulated node's process is still there, and no other one under its number: on a busy machine numbers come again in minutes."""
+    try:
+        program = Path(f"/proc/{pid}/exe").readlink()
+    except OSError:
+        return False
+    return "nodes" in program.parts and program.parent.name == "bin"
 
 
 def children(pid: int) -> set[int]:

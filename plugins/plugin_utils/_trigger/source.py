@@ -76,11 +76,11 @@ class Source:
         )
         await runner.setup()
         try:
+            # Outside of the group, whose error would not say that the port is taken.
+            await web.TCPSite(runner, self._settings.host, self._settings.port, ssl_context=self._settings.tls).start()
+            _LOG.info("listening on %s, path %s", runner.addresses, self._settings.path)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._commits.run())
-                site = web.TCPSite(runner, self._settings.host, self._settings.port, ssl_context=self._settings.tls)
-                await site.start()
-                _LOG.info("listening on %s, path %s", runner.addresses, self._settings.path)
                 tasks.create_task(self._fence())
                 tasks.create_task(self._hand_on())
                 tasks.create_task(self._close_idle(runner))

@@ -10,7 +10,6 @@ import base64
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from ports import free_port
 
 from cluster import api, audit, certificate
 from cluster.api import Api, ApiError
@@ -102,11 +102,10 @@ class Cluster:
             environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
             self._guard = subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True, env=environment)
         try:
-            with _reserved_port() as reserved:
-                self._configure(found, reserved.getsockname()[1])
-                self["etcd"].start()
-                self["kube-apiserver"].start()
-                self.wait_until_ready(timeout_seconds)
+            self._configure(found, free_port())
+            self["etcd"].start()
+            self["kube-apiserver"].start()
+            self.wait_until_ready(timeout_seconds)
             for name in COMPONENTS[2:]:
                 self[name].start()
             self._make_account()
@@ -224,7 +223,6 @@ class Cluster:
             "kube-apiserver": [
                 f"--etcd-servers={etcd}",
                 f"--secure-port={port}",
-                "--permit-port-sharing",  # with the socket that keeps the port reserved
                 "--bind-address=127.0.0.1",
                 "--advertise-address=192.0.2.1",  # a machine without a network has no default
                 "--endpoint-reconciler-type=none",
@@ -260,11 +258,3 @@ class Cluster:
         where = api.path("ServiceAccount", ACCOUNT.rpartition(":")[2], NAMESPACE) + "/token"
         answer = self.admin.request("POST", where, {"spec": {"expirationSeconds": 30 * 24 * 3600}})
         self._write_kubeconfig(self.kubeconfig, self.server, answer["status"]["token"])
-
-
-def _reserved_port() -> socket.socket:
-    """A port that stays ours until the API server, which shares it, listens there: nobody else is given it meanwhile."""
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    reserved.bind(("127.0.0.1", 0))
-    return reserved

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections import Counter
 
+import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.reception import Kept
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import load_policy
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger import source
@@ -71,3 +73,12 @@ def test_a_fence_that_hangs_keeps_no_row(ledger, monkeypatch):
             await task
 
     asyncio.run(run())
+
+
+def test_a_port_that_is_taken_is_named(ledger):
+    """It is the first thing that goes wrong, and ansible-rulebook shows no more of an error than its words."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        made = source.Source(Settings.of({"tokens": "t", "port": port}), ledger, load_policy(POLICY_FILE), asyncio.Queue())
+        with pytest.raises(OSError, match=rf"'127\.0\.0\.1', {port}\).*in use"):
+            asyncio.run(made.run())
