@@ -76,9 +76,8 @@ def main() -> int:
 
 def run(chosen: argparse.Namespace, record: Record, wanted: list[Turn]) -> None:
     record.path.parent.mkdir(parents=True, exist_ok=True)
-    if not chosen.resume:
-        record.path.unlink(missing_ok=True)
-    record.path.touch()
+    with record.path.open("a" if chosen.resume else "w"):  # emptied, not removed: it may be /dev/null
+        pass
     done = record.outcomes()
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_arguments: signal.raise_signal(signal.SIGINT))
