@@ -46,6 +46,7 @@ options:
     default: opened
     choices:
       opened: Open an incident for each fault, or find the open one.
+      begun: Let those of O(incident_ids), all of one node, run that wait, as soon as O(max_running) leaves room for the node.
       closed: End the incident, in the state that its stages amount to or in O(end_state).
       released: Say that everything was undone and the GPU is back in service. Refused while a change of the incident stands.
       absorbed: Take over the ledgers in O(ledger_dir), kept while this one was away, and remove their files.
@@ -61,7 +62,7 @@ options:
     type: list
     elements: int
   incident_ids:
-    description: Incidents to take up again by their ids, as reconcile does.
+    description: Incidents to take up again by their ids, as reconcile does; with O(state=begun), those that wait.
     type: list
     elements: str
   node:
@@ -121,8 +122,14 @@ options:
     type: dict
     default: {}
   max_running:
-    description: Incidents beyond this many running ones wait, fenced; V(0) lets all run.
+    description:
+      - How many nodes may be worked on at once, by whatever run. Incidents of more nodes wait, fenced; V(0) lets all run.
+      - A node is worked on while an incident of it is running, or somebody holds its lock.
     type: int
+    default: 0
+  wait_seconds:
+    description: With O(state=begun), how long to wait for room.
+    type: float
     default: 0
   anew:
     description:
@@ -256,6 +263,10 @@ missing:
   returned: success and O(state=opened)
   type: list
   elements: dict
+begun:
+  description: Whether the node's incidents may go on; V(false) leaves them waiting.
+  returned: success and O(state=begun)
+  type: bool
 incident:
   description: The incident, as in RV(incidents).
   returned: success and O(state=closed) or O(state=released)
@@ -300,7 +311,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec
     open_ledger_under_lock,
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.glass import absorbed, opened
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.opening import ended
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.opening import begun, ended
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 
 GROUP_SPEC = {
@@ -321,7 +332,7 @@ SPEC = {
         **CORRELATION_SPEC,
         "state": {
             "default": "opened",
-            "choices": ["opened", "closed", "released", "absorbed", "listed", "reconciling", "reconciled", "pruned"],
+            "choices": ["opened", "begun", "closed", "released", "absorbed", "listed", "reconciling", "reconciled", "pruned"],
         },
         "alert_file": {"type": "path"},
         "inbox_ids": {"type": "list", "elements": "int"},
@@ -333,6 +344,7 @@ SPEC = {
         "policy_file": {"type": "path"},
         "limits": {"type": "dict", "default": {}},
         "max_running": {"type": "int", "default": 0},
+        "wait_seconds": {"type": "float", "default": 0},
         "anew": {"type": "bool", "default": False},
         "only_due": {"type": "bool", "default": False},
         "break_glass": {"type": "dict", "options": GLASS_SPEC},
@@ -346,6 +358,7 @@ SPEC = {
     "mutually_exclusive": [SUBJECTS],
     "required_if": [
         ("state", "opened", SUBJECTS, True),
+        ("state", "begun", ["incident_ids"]),
         ("state", "closed", ["incident_id"]),
         ("state", "released", ["incident_id"]),
         ("state", "absorbed", ["ledger_dir"]),
@@ -360,6 +373,8 @@ def run(params, check_mode):
     ledger = open_ledger_under_lock(params, check_mode)
     if params["state"] == "absorbed":
         return absorbed(ledger, params["ledger_dir"])
+    if params["state"] == "begun":
+        return begun(ledger, params)
     if params["state"] in ("reconciling", "reconciled"):
         ledger.reconciling() if params["state"] == "reconciling" else ledger.reconciled()
         return {"changed": False}

@@ -17,7 +17,7 @@ from typing import Any, Optional
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.silences import Silences
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident import outcome
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import NODE_WIDE, Alert
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits, deadline
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits, after_waiting, deadline
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import (
     ChangesLeft,
     IncidentCancelled,
@@ -52,6 +52,7 @@ try:
         ALERTS,
         CHANGES,
         INCIDENTS,
+        LOCKS,
         OUTBOX,
         OWNERS,
         STAGES,
@@ -96,7 +97,8 @@ class Incidents(Settings):
                 if ignored:
                     return Opening("ignored", reason=ignored)
             row = self._open_one(connection, want)
-            opening = self._found(connection, row, want, limits, anew) if row else self._opened(connection, want, limits, max_running)
+            given = (limits, max_running)
+            opening = self._found(connection, row, want, *given, anew=anew) if row else self._opened(connection, want, *given)
             if want.alert and opening.record and opening.record["id"] != PREDICTED:
                 self._attach(connection, want.alert, opening.record["id"])
             return replace(opening, beside=self._beside(connection, want, opening.record)) if want.vague and opening.record else opening
@@ -106,6 +108,7 @@ class Incidents(Settings):
         incident_id: str,
         limits: Optional[Limits] = None,
         *,
+        max_running: int = 0,
         anew: bool = False,
         only_due: bool = False,
         inventory: Optional[Mapping[str, Any]] = None,
@@ -129,7 +132,7 @@ class Incidents(Settings):
                 return self._left_silenced(connection, row, silence)
             if only_due and not self._due_again(connection, row):
                 return Opening("ignored", reason="another run has taken it up")
-            return self._found(connection, row, None, limits or Limits(), anew and row.state in OPEN_STATES)
+            return self._found(connection, row, None, limits or Limits(), max_running, anew=anew and row.state in OPEN_STATES)
 
     def _acting(self, connection: sa.Connection, row: Any) -> bool:
         """Whether a stage that may hurt somebody has begun: what is half done is brought to its end."""
@@ -159,7 +162,7 @@ class Incidents(Settings):
         with self.read() as connection:
             return {(row.fingerprint, row.starts_at): _silence_in(row.reason) or "" for row in connection.execute(left)}
 
-    def _found(self, connection: sa.Connection, row: Any, want: Optional[Want], limits: Limits, anew: bool) -> Opening:
+    def _found(self, connection: sa.Connection, row: Any, want: Optional[Want], limits: Limits, max_running: int, *, anew: bool) -> Opening:
         if want and not want.place.managed and row.state in OPEN_STATES:
             row = self._end_opted_out(connection, row)
         elif want and want.group_kind and row.state in LIVE_STATES:
@@ -169,10 +172,11 @@ class Incidents(Settings):
             at = deadline(self.now(), None, limits).at
             proven = self._proven(connection, row, row.round + 1)
             episode = self._episode(want) if want and want.alert else {}
+            waits = row.kind == "fault" and not self._has_room(connection, row.node, max_running)
             row = self._update(
                 connection,
                 row.id,
-                state="running",
+                state="fenced_waiting" if waits else "running",
                 round=row.round + 1,
                 nodes=list(want.nodes) if want and want.group_kind else row.nodes,
                 **episode,
@@ -184,6 +188,8 @@ class Incidents(Settings):
                 mode=self._mode(connection),
             )
             self._detected(connection, row, want.words if want else "taken up anew", want.received_at if want else self.now())
+            if waits:
+                self._tell_of_waiting(connection)
             if self.check_mode:
                 return Opening("found", predicted(self._record(connection, row)))
         elif want and _is_more(want.alert, row) and row.state in LIVE_STATES:
@@ -244,7 +250,7 @@ class Incidents(Settings):
         return self._end(connection, row, state, "the node is opted out")
 
     def _opened(self, connection: sa.Connection, want: Want, limits: Limits, max_running: int) -> Opening:
-        waits = bool(max_running) and self._running(connection) - self.check_mode >= max_running
+        waits = not want.group_kind and not self._has_room(connection, want.place.node, max_running)
         row = self._insert(connection, want, limits, state="fenced_waiting" if waits else "running")
         self._detected(connection, row, want.words, want.received_at)
         if not want.place.managed:
@@ -274,9 +280,36 @@ class Incidents(Settings):
             "finished_at": self.now(),
         }
 
-    @staticmethod
-    def _running(connection: sa.Connection) -> int:
-        return int(connection.execute(sa.select(sa.func.count()).select_from(INCIDENTS).where(INCIDENTS.c.state == "running")).scalar_one())
+    # Waiting
+
+    def begin(self, incident_ids: Sequence[str], limits: Optional[Limits] = None, *, max_running: int = 0) -> tuple[bool, list[Record]]:
+        """Whether a node's incidents may go on, as one of so many nodes at most, and those of them that waited for it and run from now on."""
+        limits = limits or Limits()
+        with self.write() as connection:
+            rows = [self._incident(connection, incident_id) for incident_id in incident_ids]
+            waiting = [row for row in rows if row.state == "fenced_waiting"]
+            if not all(self._has_room(connection, row.node, max_running) for row in waiting):
+                return False, []
+            return True, [self._record(connection, self._begin(connection, row, limits)) for row in waiting]
+
+    def _begin(self, connection: sa.Connection, row: Any, limits: Limits) -> Any:
+        now = self.now()
+        return self._update(connection, row.id, state="running", clock_at=now, deadline_at=after_waiting(now, limits))
+
+    def _has_room(self, connection: sa.Connection, node: str, max_running: int) -> bool:
+        """Whether the node may be worked on now, as one of so many at most."""
+        if not max_running:
+            return True
+        worked_on = self._worked_on(connection)
+        return node in worked_on or len(worked_on) < max_running
+
+    def _worked_on(self, connection: sa.Connection) -> set[str]:
+        """The nodes whose incidents run, and those that somebody has locked: to look again, to release, or not yet done with giving back."""
+        running = sa.select(INCIDENTS.c.node).where(
+            INCIDENTS.c.state == "running", INCIDENTS.c.kind == "fault", INCIDENTS.c.id != PREDICTED
+        )
+        locked = sa.select(LOCKS.c.node).where(LOCKS.c.holder.is_not(None), LOCKS.c.expires_at > self.now())
+        return {*connection.execute(running).scalars(), *connection.execute(locked).scalars()}
 
     def _tell_of_waiting(self, connection: sa.Connection) -> None:
         """One page for all that wait; it grows until it is sent."""

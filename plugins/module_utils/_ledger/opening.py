@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Optional
@@ -23,6 +24,8 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.recor
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Want, from_group, from_operator, place_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import load_policy
+
+_RETRY_SECONDS = 1.0
 
 
 def open_incidents(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,8 +46,8 @@ def open_incidents(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
         result = ledger.open_from_inbox(params["inbox_ids"], **message)
     else:
         ids = params["incident_ids"] or ()
-        again = {"anew": params["anew"], "only_due": params["only_due"], "inventory": inventory, "silences": silences}
-        openings = [ledger.reopen(incident_id, limits, **again) for incident_id in ids]
+        again = {name: params[name] for name in ("max_running", "anew", "only_due")}
+        openings = [ledger.reopen(one, limits, inventory=inventory, silences=silences, **again) for one in ids]
         if not openings:
             want = wanted(params, ledger.now())
             openings = [ledger.open_incident(want, limits, max_running=params["max_running"], anew=params["anew"])]
@@ -85,6 +88,17 @@ def read_file(path: str) -> bytes:
             return file.read(MAX_MESSAGE_BYTES + 1)
     except OSError as error:
         raise BadMessage("alert_file %s cannot be read: %s" % (path, error.strerror)) from None
+
+
+def begun(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The module's result for incidents of a node that wait until fewer nodes are being worked on."""
+    until = time.monotonic() + (0 if ledger.check_mode else params["wait_seconds"])
+    while True:
+        may, records = ledger.begin(params["incident_ids"], Limits.of(params["limits"]), max_running=params["max_running"])
+        if may or time.monotonic() + _RETRY_SECONDS > until:
+            diff = {"before": {one["id"]: "fenced_waiting" for one in records}, "after": {one["id"]: one["state"] for one in records}}
+            return {"changed": bool(records), "begun": may, "diff": diff}
+        time.sleep(_RETRY_SECONDS)
 
 
 def ended(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:

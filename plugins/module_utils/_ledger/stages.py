@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import NODE_WIDE
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits, after_waiting
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.budget import Limits
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import ModeForbids
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.history import WINDOW_SECONDS, failed_programs
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import (
@@ -45,7 +45,7 @@ class Stages(Incidents):
         with self.write() as connection:
             row, now = self._incident(connection, incident_id), self.now()
             if row.state == "fenced_waiting" and stage != "detect":
-                row = self._update(connection, row.id, state="running", clock_at=now, deadline_at=after_waiting(now, limits))
+                row = self._begin(connection, row, limits)
             stored = next((other for other in self._stages(connection, row) if other.name == stage), None)
             answer = start(stage, row._mapping, stored._mapping if stored else None, now, limits)
             if answer["overdue"]:

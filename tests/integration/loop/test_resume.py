@@ -294,6 +294,36 @@ def test_reconcile_tells_before_it_turns_to_the_nodes(controller, tmp_path):
         assert [one["state"] for one in controller.incidents()] == ["contained"] * (3 - len(left)) + left
 
 
+@pytest.mark.parametrize("ends", [pytest.param(True, id="the first ends meanwhile"), pytest.param(False, id="it takes longer")])
+def test_runs_together_work_on_no_more_nodes_than_may_be(controller, tmp_path, ends):
+    """Each has forks of its own. The second waits, without the node's lock, until the first has ended; then it goes on, or leaves the node waiting."""
+    controller.variables["gpuops_max_parallel_nodes"] = 1
+    [(pid, first_alert), (other_pid, second_alert)] = [controller.sick(name) for name in ("bare-1", "bare-2")]
+    controller.before = {"End them": f"touch {tmp_path}/asleep; until [ -e {tmp_path}/awake ]; do sleep 0.1; done"}
+    with controller.playing("remediate", alert_file=first_alert) as first:
+        wait_for(tmp_path / "asleep", first)
+        lease(controller, "bare-1", 600)  # as if it renewed it
+        controller.before = {"Begin as soon as there is room": f"touch {tmp_path}/waits"}
+        with controller.playing("remediate", alert_file=second_alert, room_wait_seconds=120 if ends else 1) as second:
+            wait_for(tmp_path / "waits", second)
+            if ends:
+                (tmp_path / "awake").touch()
+                assert first.wait(timeout=120) == 0
+            output = second.communicate(timeout=240)[0]
+        assert second.returncode == 0, output
+        states = [one["state"] for one in controller.incidents()]
+        if not ends:
+            assert states == ["running", "fenced_waiting"] and alive(other_pid) and "reconcile takes it up" in output, output
+            assert not Path(controller.host_variables["bare-2"]["gpuops_state_dir"], "lock.json").exists()
+            (tmp_path / "awake").touch()
+        else:
+            assert states == ["contained", "contained"], output
+            one, other = (incident["stages"] for incident in controller.incidents())
+            assert dt.datetime.fromisoformat(one["verify"]["finished_at"]) < dt.datetime.fromisoformat(other["diagnose"]["started_at"])
+        first.wait(timeout=120)
+    assert not alive(pid)
+
+
 @pytest.mark.parametrize("task", ["End them", "End isolate", "End each incident in the state that its stages amount to"])
 def test_sleeper_stops_where_another_took_over(controller, tmp_path, task):
     """S5: a run that was stopped before its kill or before it keeps anything, and finds the incident taken up, touches and writes nothing more."""

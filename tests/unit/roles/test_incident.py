@@ -44,6 +44,22 @@ def test_as_many_waiting_as_there_is_room_for(most, running, room):
     assert value("incident_room", incident_max_running=most, incident_now=now) == room
 
 
+def test_nobody_waits_for_a_node_that_its_own_run_has_not_begun():
+    """Whoever waits keeps a fork: what runs already has to have the first ones."""
+    work = [
+        ("a", "fenced_waiting"),
+        ("b", "contained"),
+        ("b", "running"),
+        ("c", "fenced_waiting"),
+        ("d", "running"),
+        (None, "held_for_human"),
+    ]
+    opened = [{"host": host, "state": state} for host, state in work]
+    parts = {name: value(name, incident_opened=opened) for name in ("incident_host_groups", "incident_running_hosts")}
+    ordered = value("incident_by_host", **parts)
+    assert [(host, len(incidents)) for host, incidents in ordered] == [("b", 2), ("d", 1), ("a", 1), ("c", 1)]
+
+
 NOW, THEN = "2026-01-01T02:00:00Z", "2026-01-01T01:00:00Z"
 
 

@@ -12,7 +12,7 @@ import sqlite3
 import pytest
 from alerts import RECORDINGS, recorded, rewritten
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import BreakerTripped
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger import database
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger import database, opening
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
 from ansible_collections.gpuops.remediation.plugins.modules import incident, incident_change, incident_info, incident_stage
@@ -98,6 +98,20 @@ def test_by_hand_and_by_id(run):
     assert run(state="released", incident_id=incident_id)["changed"] is False
     assert run(state="pruned")["pruned"] == 0
     assert not any(run(state=state)["changed"] for state in ("reconciling", "reconciled")), "a heartbeat is no news"
+
+
+def test_waiting_for_room(run, monkeypatch):
+    inventory = {name: {"host": name} for name in ("gpu-1", "gpu-2")}
+    first, second = (run(node=node, inventory=inventory, max_running=1)["incidents"][0] for node in inventory)
+    asked = {"state": "begun", "incident_ids": [second["id"]], "max_running": 1, "wait_seconds": 5}
+    predicted = run(check_mode=True, **asked)
+    assert (predicted["changed"], predicted["begun"]) == (False, False)
+    slept = []
+    monkeypatch.setattr(opening.time, "sleep", lambda seconds: slept.append(seconds) or run(state="closed", incident_id=first["id"]))
+    begun = run(**asked)
+    assert (begun["changed"], begun["begun"], slept) == (True, True, [1.0])
+    assert begun["diff"] == {"before": {second["id"]: "fenced_waiting"}, "after": {second["id"]: "running"}}
+    assert not run(**asked)["changed"]
 
 
 def test_a_group(run):
