@@ -1,0 +1,59 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A run whose worker is killed alone ends by itself, on the oldest, the usual and the newest ansible-core."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from canaries import CORES, controller_of
+from cluster.objects import wait_until
+from loop import alive, children
+
+pytestmark = pytest.mark.timeout(900)
+ENDS_SECONDS = 15.0
+
+
+@pytest.fixture(params=CORES)
+def controller(request, tmp_path):
+    with controller_of(request.param, tmp_path / "controller") as made:
+        made.ledger(write=True).set_mode("act", "tests", "the test needs it")
+        yield made
+
+
+def worker_of(playbook):
+    for pid in children(playbook):
+        with contextlib.suppress(OSError):
+            if b"/ansible-playbook\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+    return None
+
+
+def test_ends_and_is_taken_up(controller, tmp_path):
+    """As when memory runs out; nothing has to be set for it."""
+    pid, alert = controller.sick("bare-1")
+    standing = tmp_path / "standing"
+    controller.before = {"Begin taint": f"touch {standing}; while [ -e {standing} ]; do sleep 0.05; done"}
+    with controller.playing("remediate", alert_file=alert) as run:
+        wait_until(standing.exists, "the run gets there", 200)
+        standing.unlink()
+        os.kill(wait_until(lambda: worker_of(run.pid), "a worker", 60), signal.SIGKILL)
+        since = time.monotonic()
+        output = run.communicate(timeout=120)[0]
+        assert time.monotonic() - since < ENDS_SECONDS, output
+    assert run.returncode == -signal.SIGTERM, output
+    assert " ".join(output.split()).count("killed or crashed before its task had ended (bare-1, ") == 1, output
+    assert controller.incidents()[0]["state"] == "running"
+
+    controller.before = {}
+    wait_until(lambda: not controller.ledger().busy_nodes(), "the end of the dead run's lock", 60)
+    ended = controller.play("reconcile")
+    assert ended.ok, ended.output
+    assert [one["state"] for one in controller.incidents()] == ["contained"]
+    assert not alive(pid)

@@ -1,0 +1,71 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import os
+import signal
+from multiprocessing.context import ForkProcess
+from types import SimpleNamespace
+
+import pytest
+from ansible.executor.process.worker import WorkerProcess
+from ansible_collections.gpuops.remediation.plugins.callback.dead_workers import CallbackModule
+
+
+class Worker(WorkerProcess):
+    """One of Ansible's, with an end of its own in place of a task."""
+
+    def __init__(self, end):
+        ForkProcess.__init__(self, daemon=True)
+        self._end = end
+
+    def start(self):
+        ForkProcess.start(self)
+
+    def run(self):
+        self._end()
+
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ended(end):
+    worker = Worker(end)
+    worker.start()
+    os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # which leaves it to be reaped
+    return worker
+
+
+@pytest.fixture
+def callback():
+    return CallbackModule()
+
+
+@pytest.mark.parametrize(
+    "end, counts",
+    [
+        pytest.param(killed, True, id="killed"),
+        pytest.param(lambda: os._exit(1), True, id="could not send its result"),
+        pytest.param(lambda: None, False, id="done"),
+    ],
+)
+def test_one_whose_place_is_another_s_is_not_forgotten(callback, end, counts):
+    """Ansible reaps and closes a worker before it puts another in its place; nothing is left of it then."""
+    worker = ended(end)
+    callback.v2_playbook_on_task_start(None, False)
+    assert not worker.is_alive()
+    worker.close()
+    other = ended(lambda: None)
+    assert callback._dead() == ([worker] if counts else [])
+    other.close()
+
+
+@pytest.mark.parametrize("strategy, watches", [("ansible.builtin.host_pinned", True), ("free", True), ("linear", False)])
+def test_only_where_the_strategy_does_not_look_itself(callback, monkeypatch, strategy, watches):
+    monkeypatch.setattr(callback, "_thread", SimpleNamespace(ident=None, start=lambda: started.append(True)))
+    started = []
+    callback.v2_playbook_on_play_start(SimpleNamespace(strategy=strategy))
+    assert (bool(started), callback._unheeded) == (watches, watches)
