@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -35,14 +36,11 @@ def worker_of(playbook):
     return None
 
 
-def test_ends_and_is_taken_up(controller, tmp_path):
+def test_ends_and_is_taken_up(controller):
     """As when memory runs out; nothing has to be set for it."""
-    pid, alert = controller.sick("bare-1")
-    standing = tmp_path / "standing"
-    controller.before = {"Begin taint": f"touch {standing}; while [ -e {standing} ]; do sleep 0.05; done"}
+    pid, alert = controller.sick("bare-1", ansible_python_interpreter=sys.executable)
     with controller.playing("remediate", alert_file=alert) as run:
-        wait_until(standing.exists, "the run gets there", 200)
-        standing.unlink()
+        wait_until(lambda: any("isolate" in one["stages"] for one in controller.incidents()), "the nodes' play", 200)
         os.kill(wait_until(lambda: worker_of(run.pid), "a worker", 60), signal.SIGKILL)
         since = time.monotonic()
         output = run.communicate(timeout=120)[0]
@@ -51,7 +49,6 @@ def test_ends_and_is_taken_up(controller, tmp_path):
     assert " ".join(output.split()).count("killed or crashed before its task had ended (bare-1, ") == 1, output
     assert controller.incidents()[0]["state"] == "running"
 
-    controller.before = {}
     wait_until(lambda: not controller.ledger().busy_nodes(), "the end of the dead run's lock", 60)
     ended = controller.play("reconcile")
     assert ended.ok, ended.output
