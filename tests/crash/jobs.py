@@ -62,7 +62,7 @@ def play_all(jobs: Sequence[Job], at_once: int, record: Path) -> None:
 
 
 def _play(job: Job, record: Path) -> None:
-    signal.signal(signal.SIGTERM, lambda *_arguments: sys.exit(1))
+    signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # at a terminal it is for the program, which ends its jobs
     folder = Path(tempfile.mkdtemp(prefix="gpuops-crash-", dir="/tmp"))  # short, for the sockets in it
     clean = False
@@ -75,3 +75,9 @@ def _play(job: Job, record: Path) -> None:
         if not clean and log.exists():
             shutil.copy(log, record.with_name(f"{record.stem}-{folder.name}.log"))
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end(*_arguments: object) -> None:
+    """Once: a second signal, as where the whole group is signalled and the program too, would cut short what ends the rulebook."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(1)
