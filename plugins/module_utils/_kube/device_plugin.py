@@ -127,36 +127,39 @@ class DevicePlugin:
     def _predict(seen: Seen, steps: Sequence[Step]) -> Seen:
         return Seen(seen.wanted, seen.wanted, seen.pod, seen.taints) if steps else seen
 
+    def _pod(self, seen: Seen) -> Pod:
+        if seen.pod is None:
+            raise PluginMissing(f"the device plugin's pod on node {self._writer.name} went away meanwhile")
+        return seen.pod
+
     def _may_restart(self, seen: Seen) -> None:
         """A DaemonSet makes no pod for a node whose taints it does not tolerate."""
-        assert seen.pod is not None
+        pod = self._pod(seen)
         coming = {spot_of(taint) for taint in self._want.taints}
         taints = [*(taint for taint in seen.taints if spot_of(taint) not in coming), *self._want.taints]
-        against = [spot_of(taint) for taint in taints if not tolerates(seen.pod, [taint])]
+        against = [spot_of(taint) for taint in taints if not tolerates(pod, [taint])]
         if against:
             raise PluginUnfit(
                 "the device plugin's pod {namespace}/{name} would not come back: its DaemonSet does not tolerate {taints}".format(
-                    **describe(seen.pod), taints=", ".join(against)
+                    **describe(pod), taints=", ".join(against)
                 )
             )
 
     def _delete(self, seen: Seen, *, dry_run: bool = False) -> None:
         """Exactly this pod, not another one of its name."""
-        assert seen.pod is not None
-        metadata = seen.pod["metadata"]
+        pod = self._pod(seen)
+        metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{quote(metadata['namespace'], safe='')}/pods/{quote(metadata['name'], safe='')}"
-        options = {"preconditions": {"uid": uid(seen.pod)}, **({"dryRun": ["All"]} if dry_run else {})}
+        options = {"preconditions": {"uid": uid(pod)}, **({"dryRun": ["All"]} if dry_run else {})}
         with contextlib.suppress(NotFound, Conflict):  # it is gone already, perhaps by an earlier try whose answer was lost
             self._deadline.attempt(lambda: self._api.request("DELETE", path, self._deadline, options), ApiUnavailable)
 
     def _restart(self, step: Step) -> None:
         seen = self._see()
-        if seen.pod is None:
-            raise PluginMissing(f"the device plugin's pod on node {self._writer.name} went away meanwhile")
         self._may_restart(seen)
         self._writer.permit.check("node")
         self._delete(seen)
-        self._old, renewed = uid(seen.pod), self._deadline.clock()
+        self._old, renewed = uid(self._pod(seen)), self._deadline.clock()
         while True:
             if self._deadline.clock() - renewed > RENEW_SECONDS:
                 self._writer.permit.check("node")

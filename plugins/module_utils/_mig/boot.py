@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +28,12 @@ AGAIN_SECONDS = 2.0
 Tell = Callable[[str], None]
 
 
-def main(config: str, tell: Tell = lambda line: print(line, flush=True)) -> int:
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main(config: str, tell: Tell = _say) -> int:
     """The exit status: whether every GPU is as wanted now."""
     try:
         return 0 if restore(json.loads(Path(config).read_text(encoding="utf-8")), tell) else 1

@@ -27,8 +27,8 @@ class LayoutInvalid(RemediationError):
 
 
 def boot_params(params: Mapping[str, Any], layout: Mapping[str, Any]) -> dict[str, Any]:
-    spec = {**LAYOUT_SPEC}
-    checked = ArgumentSpecValidator(spec.pop("argument_spec"), **spec).validate({**{name: params[name] for name in _COMMON}, **layout})
+    rules = {name: rule for name, rule in LAYOUT_SPEC.items() if name != "argument_spec"}
+    checked = ArgumentSpecValidator(LAYOUT_SPEC["argument_spec"], **rules).validate({**{name: params[name] for name in _COMMON}, **layout})
     if checked.error_messages:
         raise LayoutInvalid("; ".join(checked.error_messages))
     return {**checked.validated_parameters, **_AT_BOOT}

@@ -35,6 +35,6 @@ def join(minor: Optional[int], listed: Iterable[Mapping[str, Any]], clients: Ite
     return found
 
 
-def _is_within(place: Place, other: Place) -> bool:
+def _is_within(part: Place, whole: Place) -> bool:
     """Whether it is that, or a part of it."""
-    return other in ((None, None), (place[0], None), place)
+    return whole in ((None, None), (part[0], None), part)

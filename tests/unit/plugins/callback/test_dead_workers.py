@@ -14,11 +14,14 @@ from ansible.executor.process.worker import WorkerProcess
 from ansible_collections.gpuops.remediation.plugins.callback.dead_workers import CallbackModule
 
 
+initialize = ForkProcess.__init__  # WorkerProcess's own wants a whole task
+
+
 class Worker(WorkerProcess):
     """One of Ansible's, with an end of its own in place of a task."""
 
     def __init__(self, end):
-        ForkProcess.__init__(self, daemon=True)
+        initialize(self, daemon=True)
         self._end = end
 
     def start(self):

@@ -20,7 +20,7 @@ NODE = "/api/v1/nodes/gpu-1"
 PODS = "/api/v1/namespaces/default/pods"
 MIG = "nvidia.com/mig-3g.71gb"
 OURS = {"key": "gpuops.remediation/mig-change", "value": "", "effect": "NoSchedule"}
-READY = [{"type": "Ready", "status": "True"}]
+READY = ({"type": "Ready", "status": "True"},)
 
 
 class World:

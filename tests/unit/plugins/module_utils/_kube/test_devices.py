@@ -216,7 +216,7 @@ def test_killed_between_write_and_commit():
 
 def test_killed_before_the_write():
     world = World()
-    world.before_post(lambda path, body: (_ for _ in ()).throw(RemediationError("killed")))
+    world.before_post(lambda path, body: (never for never in ()).throw(RemediationError("killed")))
     with pytest.raises(RemediationError, match="killed"):
         world.writer().present(["GPU-3"], OURS)
     assert (world.rules(), world.ledger.rows[0].status) == ({}, "intended")
