@@ -50,10 +50,15 @@ class CallbackModule(CallbackBase):
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         # Ansible is about to put another worker in the place of one that has ended, and forgets how.
-        self._note()
+        if self._unheeded:
+            self._note()
 
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
-        self._note()
+        if self._unheeded:
+            self._note()
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:
+        self._unheeded = False
 
     def _note(self) -> None:
         # active_children() would leave out those that have ended.

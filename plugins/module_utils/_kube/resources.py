@@ -47,7 +47,7 @@ class ResourceApi:
     def _resources(self, version: str) -> frozenset[str]:
         if version not in self._served:
             try:
-                listed = self._api.get(f"{GROUP}/{version}", self._deadline).get("resources") or ()
+                listed = self._read(f"{GROUP}/{version}").get("resources") or ()
             except NotFound:
                 listed = ()
             self._served[version] = frozenset(each["name"] for each in listed)

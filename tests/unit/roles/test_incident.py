@@ -90,3 +90,18 @@ def test_a_word_on_the_command_line_is_no_truth(given, means):
     """`-e gpuops_reconcile=false` is a text, which Jinja would take for yes, and a run that names its node would do something else."""
     expression = yaml.safe_load((ROLE / "defaults/main.yml").read_text())["incident_reconcile"]
     assert evaluated(expression, **({} if given is None else {"gpuops_reconcile": given})) is means
+
+
+@pytest.mark.parametrize(
+    "answer, fails",
+    [
+        ({"changed": True}, False),
+        pytest.param({"failed": True, "msg": "no claims here", "error_kind": "device_not_taintable"}, False, id="then the node is tainted"),
+        pytest.param({"failed": True, "msg": "gone", "error_kind": "api_unavailable"}, True, id="refused"),
+        pytest.param({"failed": True, "msg": "KeyError: 'items'"}, True, id="what nobody expected"),
+    ],
+)
+@pytest.mark.parametrize("stage", ["taint", "verify"])
+def test_a_device_that_is_not_tainted_is_no_success(stage, answer, fails):
+    first = yaml.safe_load((TASKS / "orchestrator/kubernetes" / f"{stage}.yml").read_text())[0]
+    assert evaluated("{{ %s }}" % first["failed_when"], incident_device=answer, ansible_check_mode=False) is fails

@@ -13,7 +13,6 @@ import pytest
 from ansible.executor.process.worker import WorkerProcess
 from ansible_collections.gpuops.remediation.plugins.callback.dead_workers import CallbackModule
 
-
 initialize = ForkProcess.__init__  # WorkerProcess's own wants a whole task
 
 
@@ -44,7 +43,18 @@ def ended(end):
 
 @pytest.fixture
 def callback():
-    return CallbackModule()
+    callback = CallbackModule()
+    callback._unheeded = True
+    return callback
+
+
+def test_where_the_strategy_looks_itself_nobody_is_kept(callback):
+    """Each would keep the variables of its task, which are many."""
+    callback._unheeded = False
+    worker = ended(lambda: None)
+    callback.v2_playbook_on_task_start(None, False)
+    assert not callback._workers
+    worker.join()
 
 
 @pytest.mark.parametrize(
