@@ -50,6 +50,7 @@ IN_PROCESSES = ("written ahead", "done, not kept")  # where processes are ended:
 FENCED, TAINTED = "fenced, not kept", "tainted, not kept"
 # The others are fenced at once for a lost GPU; here the run has a taint to write, for a fault that only the node can confirm.
 BY_THE_RUN = ("isolate", TAINTED, "taint")
+ROOM = 1000  # a dead run's nodes keep their room until reconcile, which comes once all have been killed
 LEFT_SECONDS = 90.0  # without a word or an end, and a run hangs
 TARGETS = ("rulebook", "rulebook alone", "playbook", "worker", "group", "postgresql")
 
@@ -78,6 +79,7 @@ class Crashes:
         self._told = controller.directory / "told"
         self._told.touch()
         controller.variables["gpuops_notify_command"] = ["sh", "-c", 'printf "%s\\n" "$(cat)" >> "$0"', str(self._told)]
+        controller.variables["gpuops_max_parallel_nodes"] = ROOM
         hook = controller.directory / "stand.sh"
         stop, standing = shlex.quote(str(self._stop)), shlex.quote(str(self._standing))
         hook.write_text(
@@ -89,7 +91,7 @@ class Crashes:
         fences = (
             {"gpuops_fence_in": "source", "gpuops_kubeconfig": str(controller.cluster.kubeconfig)} if isinstance(controller, Fleet) else {}
         )
-        self.rulebook = Rulebook(controller, gpuops_trigger_window_seconds=0.1, **fences)
+        self.rulebook = Rulebook(controller, gpuops_trigger_window_seconds=0.1, gpuops_max_parallel_nodes=ROOM, **fences)
         self.rulebook.environment["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # it starts often and never runs long
 
     @contextlib.contextmanager
