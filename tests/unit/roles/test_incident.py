@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,9 @@ def test_a_word_on_the_command_line_is_no_truth(given, means):
 def test_a_device_that_is_not_tainted_is_no_success(stage, answer, fails):
     first = yaml.safe_load((TASKS / "orchestrator/kubernetes" / f"{stage}.yml").read_text())[0]
     assert evaluated("{{ %s }}" % first["failed_when"], incident_device=answer, ansible_check_mode=False) is fails
+
+
+@pytest.mark.parametrize("file", [TASKS / "detect.yml", ROLE.parent / "mig/tasks/lock.yml"])
+def test_a_run_has_a_name_of_its_own(file):
+    """Of 2**32. Written as a power it would be one of 32: a filter binds more tightly."""
+    assert re.findall(r"format\(([^)]*)\)", file.read_text()) == ["4294967296 | random"]
