@@ -33,7 +33,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.device_ta
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.devices import DeviceWriter, part_of, taintable
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import DeviceNotTaintable
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube.fences import TAINT, Fence, Ledger, read_nodes
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.fences import TAINT, Fence, Ledger, read_nodes, write_granted
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter, failed_of, result_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.resources import ResourceApi
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Node
@@ -58,8 +58,16 @@ class _Work:
     error: RemediationError | None = None
 
     @property
-    def incident_id(self) -> str:
-        return self.fence.on.incident_id
+    def on(self) -> Fence:
+        return self.fence.on
+
+    @property
+    def target(self) -> str:
+        return permits.target_of(self.on.node, part_of(self.rule.name if self.rule else ""))
+
+    @property
+    def written(self) -> bool:
+        return self.made is not None
 
 
 def fence_devices(
@@ -82,7 +90,7 @@ def fence_devices(
         if not check_mode:
             nodes = read_nodes(api, names, pool, deadline)
             for work in works:
-                work.rule = _plain(work, nodes.get(work.fence.on.node), devices)
+                work.rule = _plain(work, nodes.get(work.on.node), devices)
             _fence_plain(works, ledger, resources, pool)
         return list(pool.map(_result, works))
 
@@ -94,25 +102,21 @@ def _writer(api: KubeApi, ledger: Ledger, on: Fence, resources: ResourceApi, dea
 
 def _plain(work: _Work, node: Node | None, devices: Sequence[Device]) -> Rule | None:
     """The one rule that it takes, on the node that was meant; all else is for the long way to see and to name."""
-    if node is None or node.uid != work.fence.on.uid or not node.managed:
+    if node is None or node.uid != work.on.uid or not node.managed:
         return None
     try:
         found = taintable(node, devices, work.fence.gpu)
     except DeviceNotTaintable as error:
         work.error = error
         return None
-    return rule_of(work.incident_id, found[0].id, TAINT) if len(found) == 1 else None
+    return rule_of(work.on.incident_id, found[0].id, TAINT) if len(found) == 1 else None
 
 
 def _fence_plain(works: Sequence[_Work], ledger: Ledger, resources: ResourceApi, pool: ThreadPoolExecutor) -> None:
-    plain = {work.incident_id: work for work in works if work.rule}
-    wants = {name: (work.fence.on.node, _target(work), work.fence.on.groups) for name, work in plain.items()}
-    granted = ledger.grant(wants, dict(TAINT))
-
     def write(work: _Work) -> None:
         with contextlib.suppress(RemediationError):  # the long way finds out
             if work.rule:
-                work.made = parse_rule(resources.create_rule(work.rule, work.fence.on.node, work.fence.on.uid))
+                work.made = parse_rule(resources.create_rule(work.rule, work.on.node, work.on.uid))
 
     def take_back(work: _Work) -> None:
         try:
@@ -120,18 +124,12 @@ def _fence_plain(works: Sequence[_Work], ledger: Ledger, resources: ResourceApi,
         except RemediationError as error:  # that it was ended, too
             work.error = error
 
-    list(pool.map(lambda name: write(plain[name]), granted))
-    standing = ledger.all_applied([granted[name] for name in granted if plain[name].made], dict(TAINT))
-    list(pool.map(take_back, [plain[name] for name in granted if plain[name].made and granted[name].id not in standing]))
-
-
-def _target(work: _Work) -> str:
-    return permits.target_of(work.fence.on.node, part_of(work.rule.name if work.rule else ""))
+    write_granted(ledger, pool, {work.on.incident_id: work for work in works if work.rule}, write, take_back)
 
 
 def _result(work: _Work) -> dict[str, Any] | None:
     """None where only the node can be fenced."""
-    node, made, error = work.fence.on.node, work.made, work.error
+    node, made, error = work.on.node, work.made, work.error
     if made and not error:
         return result_of(node, lambda: Outcome({}, {made.name: made}, plan({}, {made.name: made})), show)
     if not error:

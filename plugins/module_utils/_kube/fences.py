@@ -17,7 +17,7 @@ import contextlib
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Callable, Protocol, TypeVar
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Outcome
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
@@ -48,6 +48,22 @@ class Ledger(permits.Ledger, Protocol):
     def all_applied(self, changes: Iterable[Any], after: Any) -> Container[int]: ...
 
 
+class Plain(Protocol):
+    """A fence that takes one write, of what is named by `target`."""
+
+    @property
+    def on(self) -> Fence: ...
+
+    @property
+    def target(self) -> str: ...
+
+    @property
+    def written(self) -> bool: ...
+
+
+PlainFence = TypeVar("PlainFence", bound=Plain)
+
+
 @dataclass(frozen=True)
 class Fence:
     """A node that one new incident wants fenced."""
@@ -62,7 +78,7 @@ class Fence:
 class _Work:
     """What is known of one fence on its way."""
 
-    fence: Fence
+    on: Fence
     permit: permits.Permit
     before: Node | None = None
     after: Node | None = None
@@ -70,17 +86,21 @@ class _Work:
 
     @property
     def want(self) -> Want:
-        return Want({spot_of(TAINT): TAINT}, {self.fence.incident_id: True})
+        return Want({spot_of(TAINT): TAINT}, {self.on.incident_id: True})
+
+    @property
+    def written(self) -> bool:
+        return self.after is not None
 
     @property
     def is_plain(self) -> bool:
         """Nothing of it is there yet, and it is the node that was meant: all else is for the long way to see and to name."""
         node = self.before
-        return node is not None and node.uid == self.fence.uid and node.managed and node.taint(spot_of(TAINT)) is None
+        return node is not None and node.uid == self.on.uid and node.managed and node.taint(spot_of(TAINT)) is None
 
     @property
     def target(self) -> str:
-        return permits.target_of(self.fence.node, PART)
+        return permits.target_of(self.on.node, PART)
 
 
 def fence_all(api: KubeApi, ledger: Ledger, fences: Sequence[Fence], deadline: Deadline, check_mode: bool = False) -> list[dict[str, Any]]:
@@ -89,33 +109,44 @@ def fence_all(api: KubeApi, ledger: Ledger, fences: Sequence[Fence], deadline: D
     with ThreadPoolExecutor(max_workers=CONNECTIONS) as pool:
         if not check_mode:
             one_a_node = _first_of_each_node(works)
-            nodes = read_nodes(api, {work.fence.node for work in one_a_node}, pool, deadline)
+            nodes = read_nodes(api, {work.on.node for work in one_a_node}, pool, deadline)
             for work in one_a_node:
-                work.before = nodes.get(work.fence.node)
-            plain = {work.fence.incident_id: work for work in one_a_node if work.is_plain}
-            granted = ledger.grant({name: (work.fence.node, work.target, work.fence.groups) for name, work in plain.items()}, dict(TAINT))
-            list(pool.map(lambda name: _write(api, plain[name], deadline), granted))
-            standing = ledger.all_applied([granted[name] for name in granted if plain[name].after], dict(TAINT))
-            undone = [plain[name] for name in granted if plain[name].after and granted[name].id not in standing]
-            list(pool.map(lambda work: _take_back(api, work, deadline), undone))
+                work.before = nodes.get(work.on.node)
+            plain = {work.on.incident_id: work for work in one_a_node if work.is_plain}
+            write_granted(ledger, pool, plain, lambda work: _write(api, work, deadline), lambda work: _take_back(api, work, deadline))
 
         def result(work: _Work) -> dict[str, Any]:
             before, after, error = work.before, work.after, work.error
             if error:
-                return failed_of(work.fence.node, error)
+                return failed_of(work.on.node, error)
             if before and after:
-                return result_of(work.fence.node, lambda: Outcome(before, after, plan(before, work.want)))
-            writer = NodeWriter(api, work.permit, deadline, work.fence.uid, check_mode)
-            return result_of(work.fence.node, lambda: writer.present([TAINT]))
+                return result_of(work.on.node, lambda: Outcome(before, after, plan(before, work.want)))
+            writer = NodeWriter(api, work.permit, deadline, work.on.uid, check_mode)
+            return result_of(work.on.node, lambda: writer.present([TAINT]))
 
         return list(pool.map(result, works))
+
+
+def write_granted(
+    ledger: Ledger,
+    pool: ThreadPoolExecutor,
+    plain: Mapping[str, PlainFence],
+    write: Callable[[PlainFence], None],
+    take_back: Callable[[PlainFence], None],
+) -> None:
+    """By incident: what the ledger grants is written, and what a release undid meanwhile is taken back."""
+    granted = ledger.grant({name: (work.on.node, work.target, work.on.groups) for name, work in plain.items()}, dict(TAINT))
+    list(pool.map(lambda name: write(plain[name]), granted))
+    written = [name for name in granted if plain[name].written]
+    standing = ledger.all_applied([granted[name] for name in written], dict(TAINT))
+    list(pool.map(take_back, [plain[name] for name in written if granted[name].id not in standing]))
 
 
 def _first_of_each_node(works: Sequence[_Work]) -> list[_Work]:
     """Two writes of one node would only meet each other."""
     first: dict[str, _Work] = {}
     for work in works:
-        first.setdefault(work.fence.node, work)
+        first.setdefault(work.on.node, work)
     return list(first.values())
 
 
@@ -143,13 +174,11 @@ def _write(api: KubeApi, work: _Work, deadline: Deadline) -> None:
         return
     with contextlib.suppress(RemediationError):
         patch = patch_of(node, wanted(node, work.want))
-        work.after = parse_node(api.request("PATCH", node_path(work.fence.node), deadline, patch))
+        work.after = parse_node(api.request("PATCH", node_path(work.on.node), deadline, patch))
 
 
 def _take_back(api: KubeApi, work: _Work, deadline: Deadline) -> None:
     try:
-        NodeWriter(api, work.permit, deadline, work.fence.uid).take_back(
-            [PART] if work.permit.is_free(PART) else [], work.fence.incident_id
-        )
+        NodeWriter(api, work.permit, deadline, work.on.uid).take_back([PART] if work.permit.is_free(PART) else [], work.on.incident_id)
     except RemediationError as error:  # that it was ended, too
         work.error = error
