@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Optional
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import capabilities, nvml, records
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import info as gpu_info
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig import clients, watched
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import records
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig import clients, survey, watched
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import PartedInvalid, document_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted_gpus import NodeGpu, export
@@ -25,12 +25,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog 
 def read(node: Node, wanted: Sequence[str], *, timeout_seconds: float, config: Optional[str] = None) -> dict[str, Any]:
     """mig_info's result. Sources that fail are named in `missing`; nothing here fails because one of them did."""
     wanted = records.normalise(wanted)
-    sources: dict[str, Collect] = {
-        watched.SOURCE: partial(watched.collect, node.nvml_library, wanted),
-        "nvml": partial(nvml.collect, node.nvml_library, wanted, node.proc.describe, only_processes=True),
-        "driver": partial(gpu_info.driver_files, node),
-        "clients": partial(capabilities.collect, node.proc, node.dev_root),
-    }
+    sources: dict[str, Collect] = {**survey.sources(node, wanted), "driver": partial(gpu_info.driver_files, node)}
     answers, abandoned = Watchdog(node.state, timeout_seconds).collect(sources)
     mig = watched.join(answers[watched.SOURCE].items, answers[watched.SOURCE].why, wanted)
     seen = answers["clients"]

@@ -57,14 +57,18 @@ class Survey:
     why: Optional[str]
 
 
-def survey(node: Node, wanted: Sequence[str], timeout_seconds: float) -> Survey:
-    wanted = records.normalise(wanted)
-    sources: dict[str, Collect] = {
+def sources(node: Node, wanted: Sequence[str]) -> dict[str, Collect]:
+    """The MIG state, NVML's processes, and whoever has a device file open."""
+    return {
         watched.SOURCE: partial(watched.collect, node.nvml_library, wanted),
         "nvml": partial(nvml.collect, node.nvml_library, wanted, node.proc.describe, only_processes=True),
         "clients": partial(capabilities.collect, node.proc, node.dev_root),
     }
-    answers, _abandoned = Watchdog(node.state, timeout_seconds).collect(sources)
+
+
+def survey(node: Node, wanted: Sequence[str], timeout_seconds: float) -> Survey:
+    wanted = records.normalise(wanted)
+    answers, _abandoned = Watchdog(node.state, timeout_seconds).collect(sources(node, wanted))
     mig = watched.join(answers[watched.SOURCE].items, answers[watched.SOURCE].why, wanted)
     _told, listed = records.from_nvml(answers["nvml"].items, answers["nvml"].why)
     gpus = {gpu.index: gpu for gpu in listed}
