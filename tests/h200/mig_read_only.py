@@ -251,14 +251,14 @@ def make_importable(folder: Path) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
-    options.add_argument("--library", default="libnvidia-ml.so.1")
+    options.add_argument("--nvml-library", default="libnvidia-ml.so.1")
     options.add_argument("--proc-root", default="/proc")
     options.add_argument("--dev-root", default="/dev")
     options.add_argument("--gpu", type=int, default=0, help="by NVML's number")
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         make_importable(Path(folder))
-        ctypes.CDLL(given.library, ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(given.nvml_library, ctypes.RTLD_GLOBAL)
         import pynvml
 
         pynvml.nvmlInit()

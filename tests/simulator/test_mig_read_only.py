@@ -22,7 +22,7 @@ WITHOUT_ANSIBLE = "import runpy, sys; sys.modules['ansible'] = None; del sys.arg
 def compare(node: Node) -> str:
     places = node.host_variables()
     roots = ["--proc-root", places["gpuops_proc_root"], "--dev-root", places["gpuops_dev_root"]]
-    command = [sys.executable, "-c", WITHOUT_ANSIBLE, SCRIPT, "--library", node.nvml_library, *roots]
+    command = [sys.executable, "-c", WITHOUT_ANSIBLE, SCRIPT, "--nvml-library", node.nvml_library, *roots]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd="/").stdout
 
 
