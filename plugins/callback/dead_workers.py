@@ -41,10 +41,12 @@ class CallbackModule(CallbackBase):
         self._unheeded = False  # whether the strategy looks only when all is done
         self._workers: dict[Any, WorkerProcess] = {}  # by what keeps the exit status once Ansible has closed the worker
         self._heard: set[tuple[str, str]] = set()  # hosts and tasks whose result has come: nobody waits for that worker
+        self._past: set[Any] = set()  # what is left of plays that are over: Ansible kills it there, and nobody waits for it
         self._thread = threading.Thread(target=self._watch, name="dead_workers", daemon=True)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         self._unheeded = play.strategy.rpartition(".")[2] in ("free", "host_pinned")
+        self._past = {child._popen for child in self._children()}
         self._workers.clear()
         self._heard.clear()
         if self._unheeded and not self._thread.ident:
@@ -80,10 +82,14 @@ class CallbackModule(CallbackBase):
     def v2_playbook_on_stats(self, stats: Any) -> None:
         self._unheeded = False
 
-    def _note(self) -> None:
+    def _children(self) -> list[WorkerProcess]:
         # active_children() would leave out those that have ended.
-        for child in list(process._children):  # type: ignore[attr-defined]
-            if isinstance(child, WorkerProcess) and child._popen:
+        children = list(process._children)  # type: ignore[attr-defined]
+        return [child for child in children if isinstance(child, WorkerProcess) and child._popen]
+
+    def _note(self) -> None:
+        for child in self._children():
+            if child._popen not in self._past:
                 self._workers.setdefault(child._popen, child)
 
     def _watch(self) -> None:

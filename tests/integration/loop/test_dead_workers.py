@@ -1,7 +1,7 @@
 # Copyright (c) The gpuops.remediation maintainers
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A run whose worker is killed alone ends by itself, on the oldest, the usual and the newest ansible-core."""
+"""A run whose worker is killed alone ends by itself, and no other does, on the oldest, the usual and the newest ansible-core."""
 
 from __future__ import annotations
 
@@ -19,6 +19,30 @@ from loop import alive, children
 
 pytestmark = pytest.mark.timeout(900)
 ENDS_SECONDS = 15.0
+LINGERS = """
+import time
+from multiprocessing import util
+
+from ansible.plugins.action import ActionBase
+
+
+class ActionModule(ActionBase):
+    def run(self, tmp=None, task_vars=None):
+        util.Finalize(None, time.sleep, args=(60,), exitpriority=1)  # once the result is sent
+        return {}
+"""
+PLAYS = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - lingers:
+
+- hosts: localhost
+  gather_facts: false
+  strategy: host_pinned
+  tasks:
+    - ansible.builtin.command: sleep 5
+"""
 
 
 @pytest.fixture(params=CORES)
@@ -59,3 +83,14 @@ def test_killed(controller):
     assert ended.ok, ended.output
     assert [one["state"] for one in controller.incidents()] == ["contained"]
     assert not alive(pid)
+
+
+def test_one_that_takes_long_to_exit(controller, tmp_path):
+    """Ansible kills it when its play is over, and the next play goes on, looked at several times."""
+    for name, text in {"action_plugins/lingers.py": LINGERS, "library/lingers.py": "", "plays.yml": PLAYS}.items():
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    controller.more_environment["ANSIBLE_CALLBACKS_ENABLED"] = "gpuops.remediation.dead_workers"
+    run = controller.play(str(tmp_path / "plays.yml"))
+    assert run.ok, run.output

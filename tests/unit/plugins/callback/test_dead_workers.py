@@ -94,3 +94,16 @@ def test_one_whose_result_has_come_keeps_nobody_waiting(callback, how):
     callback.v2_runner_on_start(worker._host, worker._task)
     assert callback._dead() == [worker]
     worker.join()
+
+
+def test_what_is_left_of_the_play_before_keeps_nobody_waiting(callback, monkeypatch):
+    """Ansible kills what has not exited yet when a play is over, and lets it lie until the next worker starts."""
+    monkeypatch.setattr(callback, "_thread", SimpleNamespace(ident=1))
+    old = ended(killed)
+    callback.v2_runner_on_ok(old)
+    callback.v2_playbook_on_play_start(SimpleNamespace(strategy="host_pinned"))
+    assert callback._dead() == []
+    new = ended(killed)
+    assert callback._dead() == [new]
+    old.join()
+    new.join()
