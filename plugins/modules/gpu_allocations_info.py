@@ -32,7 +32,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 allocations:
-  description: One entry for each pod, container and resource of NVIDIA's.
+  description: One entry for each pod, container and resource that is of GPUs or MIG devices.
   returned: success
   type: list
   elements: dict

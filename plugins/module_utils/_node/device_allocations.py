@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
-from ansible_collections.gpuops.remediation.plugins.module_utils._names import GPU_RESOURCE_PREFIX
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import is_gpu
 
 CHECKPOINT = "device-plugins/kubelet_internal_checkpoint"
 
@@ -39,7 +39,7 @@ def read(kubelet_dir: str) -> dict[str, Any]:
 
 
 def parse(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """`allocations`, one a pod, container and resource, and `registered`, the devices by resource; NVIDIA's only."""
+    """`allocations`, one a pod, container and resource, and `registered`, the devices by resource; GPUs and MIG devices only."""
     data = checkpoint["Data"]
     allocations = [
         {
@@ -49,12 +49,12 @@ def parse(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
             "devices": _devices(entry["DeviceIDs"]),
         }
         for entry in data["PodDeviceEntries"] or ()
-        if entry["ResourceName"].startswith(GPU_RESOURCE_PREFIX)
+        if is_gpu(entry["ResourceName"])
     ]
     registered = {
         str(resource): sorted({_device(one) for one in devices or ()})
         for resource, devices in (data["RegisteredDevices"] or {}).items()
-        if resource.startswith(GPU_RESOURCE_PREFIX)
+        if is_gpu(resource)
     }
     return {"allocations": allocations, "registered": registered}
 

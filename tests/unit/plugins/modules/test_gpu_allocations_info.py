@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.gpuops.remediation.plugins.modules import gpu_allocations_info
 from run_module import run_module
 
-# Two containers' entries as a kubelet writes them, one of another vendor, and one in the form of Kubernetes before 1.20.
+# Two containers' entries as a kubelet writes them, two of network devices, and one in the form of Kubernetes before 1.20.
 ENTRIES = [
     {
         "PodUID": "a",
@@ -20,6 +20,7 @@ ENTRIES = [
         "AllocResp": "Cms=",
     },
     {"PodUID": "a", "ContainerName": "net", "ResourceName": "vendor.example/nic", "DeviceIDs": {"0": ["n1"]}, "AllocResp": ""},
+    {"PodUID": "a", "ContainerName": "net", "ResourceName": "nvidia.com/hostdev", "DeviceIDs": {"0": ["n2"]}, "AllocResp": ""},
     {
         "PodUID": "b",
         "ContainerName": "app",
@@ -38,7 +39,12 @@ def write(directory, text):
 
 
 def test_who_has_what(tmp_path):
-    registered = {"nvidia.com/gpu": ["GPU-2", "GPU-1"], "nvidia.com/mig-1g.18gb": None, "vendor.example/nic": ["n1"]}
+    registered = {
+        "nvidia.com/gpu": ["GPU-2", "GPU-1"],
+        "nvidia.com/mig-1g.18gb": None,
+        "vendor.example/nic": ["n1"],
+        "nvidia.com/hostdev": ["n2"],
+    }
     result = write(tmp_path, json.dumps({"Data": {"PodDeviceEntries": ENTRIES, "RegisteredDevices": registered}, "Checksum": 3660592824}))
     assert result["allocations"] == [
         {"pod_uid": "a", "container": "app", "resource": "nvidia.com/gpu", "devices": ["GPU-1", "GPU-2"]},
