@@ -25,3 +25,35 @@ def test_s5_the_lock_lasts_as_long_as_the_stages_together(how, entries, seconds)
     """On Kubernetes no module on the node renews it."""
     given = {**TIMES, "mig_how": how, "mig_layouts": [{}] * entries, "mig_instance_seconds": 120}
     assert evaluated(VARS["mig_lease_seconds"], mig_margin_seconds=VARS["mig_margin_seconds"], **given) == seconds
+
+
+def refusals(*gpus, busy="wait", check=False, how="layout"):
+    """What a plan of these GPUs forbids, each (kind, holders, given) or None."""
+    errors = [gpu and {"kind": gpu[0], "msg": gpu[0], "holders": gpu[1], "given": gpu[2]} for gpu in gpus]
+    told = [{"pci_bus_id": f"0000:0{number}:00.0", "error": error} for number, error in enumerate(errors)]
+    given = {"mig_gpus": told, "mig_busy": busy, "ansible_check_mode": check, "mig_how": how}
+    given["mig_awaited"] = evaluated(VARS["mig_awaited"], **given)
+    given["mig_refused"] = evaluated(VARS["mig_refused"], **given)
+    return evaluated(VARS["mig_gpu_errors"], **given)
+
+
+HELD, GIVEN = ("mig_busy", [{"pid": 7}], []), ("mig_busy", [{"pid": 7}], ["3g.71gb@4"])
+
+
+def test_a_change_that_may_wait_begins_though_somebody_is_in_the_way():
+    assert refusals(None, HELD, ("mig_fragmented", [{"pid": 8}], [])) == []
+    assert refusals(HELD, ("mig_infeasible", [], []), GIVEN) == ["GPU 0000:01:00.0: mig_infeasible", "GPU 0000:02:00.0: mig_busy"]
+
+
+@pytest.mark.parametrize("how", [{"busy": "fail"}, {"busy": "drain"}, {"check": True}, {"how": "instance"}])
+def test_else_whoever_is_in_the_way_is_a_refusal(how):
+    assert refusals(HELD, **how) == ["GPU 0000:00:00.0: mig_busy"]
+
+
+def test_what_has_no_holders_is_not_waited_for():
+    assert refusals(("mig_busy", [], [])) == ["GPU 0000:00:00.0: mig_busy"]
+
+
+def test_an_entry_that_told_nothing_is_a_refusal():
+    answers = [{"failed": True, "msg": "not_alone"}, {"failed": True, "msg": "GPU 1: busy", "gpus": []}, {"changed": False}]
+    assert evaluated(VARS["mig_errors"], mig_answers=answers) == ["not_alone"]
