@@ -48,7 +48,7 @@ class Order:
 
 @dataclass
 class Told:
-    """What a child has told. `made` are the steps that are certain, `open` is the one that it began and never told the end of."""
+    """What a child has told. `made` are the steps that are certain, `open` is the one that it began and never told the end of, nor that it was refused."""
 
     made: list[step.MigStep] = field(default_factory=list)
     open: Optional[step.MigStep] = None
@@ -69,9 +69,10 @@ def heard(items: Iterable[Mapping[str, Any]], why: Optional[str]) -> Told:
         elif "made" in item:
             told.made.append(step_from_data(item["made"]))
             told.open = None
+        elif "refused" in item:
+            told.open = None
         elif "problem" in item:
             told.problems.append(item["problem"])
-            told.open = None
         elif "reset_required" in item:
             told.reset_required = True
     if why is not None:
@@ -146,7 +147,11 @@ class Child:
         target = f"{uuid} {todo.target}"
         self._journal.intended(todo.action, target, todo.before, todo.after)
         self._emit({"intended": asdict(todo)})
-        self._device.do(todo, before)
+        try:
+            self._device.do(todo, before)
+        except RemediationError:
+            self._emit({"refused": todo.action})
+            raise
         after = self._device.read()
         self._emit({"made": asdict(_made(todo, before, after))})
         self._check(todo, before, after)

@@ -29,16 +29,22 @@ class Cut(Exception):
 
 
 class FakeDevice:
-    """A GPU in memory, which fails or hangs at the Nth step; `after_effect` hangs once the step has been taken."""
+    """A GPU in memory, which fails or hangs at the Nth step, or cannot be read once after it; `after_effect` hangs once the step has been taken."""
 
-    def __init__(self, there, model=H200, resetless=True, fail_at=None, hang_at=None, after_effect=False, starts=None, elsewhere=None):
+    def __init__(
+        self, there, model=H200, resetless=True, fail_at=None, hang_at=None, after_effect=False, starts=None, elsewhere=None, blind_at=None
+    ):
         self.there, self.model, self.resetless = there, model, resetless
         self.fail_at, self.hang_at, self.after_effect = fail_at, hang_at, after_effect
         self.starts = starts or {}  # what the driver says of compute instances, once there is one of that kind
         self.elsewhere = elsewhere  # where it puts them instead
+        self.blind_at = blind_at
         self.steps = []
 
     def read(self):
+        if len(self.steps) == self.blind_at:
+            self.blind_at = None
+            raise Refused("unreadable", call="nvmlDeviceGetGpuInstances")
         kinds = {one.profile for one in self.there.instances}
         profiles = tuple(
             replace(one, driver_compute_starts=self.starts[one.name]) if one.name in self.starts and one.name in kinds else one
@@ -107,9 +113,9 @@ def order(want, busy=(), **options):
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("how", [{"fail_at": 1}, {"hang_at": 1}, {"hang_at": 1, "after_effect": True}])
+@pytest.mark.parametrize("how", [{"fail_at": 1}, {"hang_at": 1}, {"hang_at": 1, "after_effect": True}, {"blind_at": 1}])
 def test_a_failure_at_each_step_is_taken_back(seed, how):
-    """Of random changes, also where the step that hung had been taken."""
+    """Of random changes, also where the step that hung had been taken, or could not be read back."""
     rng = random.Random(seed)
     prior, want = random_layout(H200, rng), random_want(H200, rng)
     busy = random_busy(prior, rng)
