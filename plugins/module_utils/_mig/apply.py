@@ -114,21 +114,27 @@ class Child:
         try:
             reading = self._device.read()
             if prior.mig:
-                reading = self._mode_back(uuid, prior, reading, allow_reset)
+                reading = self._mode_back(uuid, attempted, prior, reading, allow_reset)
             layout = reading.layout or Layout(False)
             for one in step.undo(layout, attempted) if layout.mig else ():
                 reading = self._try(uuid, one, reading)
             if not prior.mig:
-                self._mode_back(uuid, prior, reading, allow_reset)
+                self._mode_back(uuid, attempted, prior, reading, allow_reset)
         except RemediationError as error:
             self._emit({"problem": error.failure()})
 
-    def _mode_back(self, uuid: str, prior: Layout, reading: Reading, allow_reset: bool) -> Reading:
+    def _mode_back(self, uuid: str, attempted: Sequence[step.MigStep], prior: Layout, reading: Reading, allow_reset: bool) -> Reading:
+        """The mode, and then the one that was pending before; both only where this run set one."""
+        if all(one.instance for one in attempted):
+            return reading
         layout = reading.layout or Layout(False)
-        pending = layout.mig if layout.pending is None else layout.pending
-        for one in step.mode_steps(layout.mig, pending, prior.mig, reading.resetless):
-            if one.action != step.RESET or allow_reset:
-                reading = self._try(uuid, one, reading)
+        if layout.mig != prior.mig:
+            for one in step.mode_steps(layout.mig, layout.to_be, prior.mig, reading.resetless):
+                if one.action != step.RESET or allow_reset:
+                    reading = self._try(uuid, one, reading)
+        layout = reading.layout or Layout(False)
+        if layout.mig == prior.mig and layout.to_be != prior.to_be:
+            reading = self._try(uuid, step.set_mode(layout.to_be, prior.to_be, reading.resetless), reading)
         return reading
 
     def _try(self, uuid: str, todo: step.MigStep, reading: Reading) -> Reading:
@@ -164,7 +170,7 @@ class Child:
             raise NotAsWanted("the GPU says that it has no MIG any more", differs=[])
         if todo.instance is None:
             waits = todo.action != step.RESET and not before.resetless
-            if (after.layout.pending if waits and after.layout.pending is not None else after.layout.mig) == todo.after:
+            if (after.layout.to_be if waits else after.layout.mig) == todo.after:
                 return
             raise NotAsWanted("the mode is not what it was set to", differs=[])
         expected = step.predict(before.layout, [todo])

@@ -173,7 +173,7 @@ class _Planner:
         gone = [instances[one] for one in found.gone]
         new = [self._new(piece, start) for piece, start in found.placed]
         inside = [self._steps_inside(one, piece) for one, piece in found.kept]
-        mode = list(step.mode_steps(current.mig, current.mig if current.pending is None else current.pending, self.mode_wanted, resetless))
+        mode = list(step.mode_steps(current.mig, current.to_be, self.mode_wanted, resetless))
         layout_steps = [*(one for few in inside for one in few), *self._ordered(gone, new, bool(found.kept))]
         ordered = [*mode, *layout_steps] if self.mode_wanted else [*layout_steps, *mode]
         steps = tuple(step.with_first_creations_named(current, ordered))

@@ -202,6 +202,20 @@ def test_a_mode_is_taken_back_as_far_as_may_be(allow_reset):
     assert device.there == (prior if allow_reset else Layout(False, (), True))
 
 
+def test_a_pending_mode_that_the_run_did_not_set_stays():
+    """Of somebody who will reset the GPU; also where the run did that and has to go back over it."""
+    prior = replace(layout(A100, "3g.40gb@0"), pending=False)
+    device = FakeDevice(prior, A100, resetless=False)
+    take_back(device, apply.Told(made=[*steps.create(layout(A100, "2g.20gb@4").instances[0])]), prior)
+    assert device.steps == [] and device.there == prior
+    waits = Layout(False, (), True)
+    device = FakeDevice(waits, A100, resetless=False, fail_at=2)
+    told = change(device, order(want_counts(A100, {"7g.80gb": 1}), allow_reset=True))
+    assert told.problems and device.there == Layout(True)
+    back = FakeDevice(device.there, A100, resetless=False)
+    assert not take_back(back, told, waits, allow_reset=True).problems and back.there == waits
+
+
 def test_no_step_begins_without_time_or_lock():
     def lost():
         raise LockLost("run 2 has it")
