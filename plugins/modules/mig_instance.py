@@ -39,7 +39,7 @@ options:
     default: present
     choices:
       present: There is an instance of that profile, at O(start) if that is said, divided as O(compute) says. MIG is enabled for it.
-      absent: There is no instance of that profile at O(start).
+      absent: There is no instance of that profile at O(start). The mode stays as it is, pending or not.
   profile:
     description: The GPU instance's profile.
     type: str

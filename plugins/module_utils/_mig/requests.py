@@ -60,18 +60,18 @@ def one_more(wanted: WantedInstance, *, may_move: bool) -> Request:
 
 
 def one_less(profile: str, start: int) -> Request:
-    """The layout without that instance, however it is divided."""
+    """The layout without that instance, however it is divided; the mode is nobody's business."""
 
     def request(reading: Reading) -> Want:
         model, layout = _board(reading)
         known = known_profile(model, profile)[0]
         rest = tuple(one for one in layout.instances if (one.profile, one.placement.start) != (known.name, start))
-        return as_it_is(replace(layout, instances=rest), mig=layout.mig)
+        return as_it_is(replace(layout, instances=rest), mig=None)
 
     return request
 
 
-def as_it_is(layout: Layout, *, mig: bool) -> Want:
+def as_it_is(layout: Layout, *, mig: Optional[bool]) -> Want:
     """A GPU instance without compute instances stays one."""
     return Want(mig, tuple(WantedInstance(one.profile, one.placement.start, _compute(one)) for one in layout.instances))
 

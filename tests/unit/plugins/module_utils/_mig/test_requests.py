@@ -66,8 +66,8 @@ def test_one_more():
 
 
 def test_one_less():
-    assert one_less("3g.71gb", 4)(READING) == Want(True, HAVE[:1])
-    assert one_less("3g.71gb", 0)(READING) == Want(True, HAVE)
-    assert one_less("3g.71gb", 4)(replace(READING, layout=Layout(False))) == Want(False)
+    assert one_less("3g.71gb", 4)(READING) == Want(None, HAVE[:1])
+    assert one_less("3g.71gb", 0)(READING) == Want(None, HAVE)
+    assert one_less("3g.71gb", 4)(replace(READING, layout=Layout(False))) == Want(None)
     with pytest.raises(Infeasible, match="has no profile"):
         one_less("3g.40gb", 4)(READING)
