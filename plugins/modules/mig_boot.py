@@ -39,7 +39,7 @@ options:
     choices: [present, absent]
   layouts:
     description:
-      - What is wanted, each as the options of M(gpuops.remediation.mig_layout), such as C(gpus) and C(counts). Required with O(state=present).
+      - What is wanted, as the option of that name of M(gpuops.remediation.mig_layout). Required with O(state=present).
     type: list
     elements: dict
   config:
@@ -63,7 +63,7 @@ options:
     type: float
     default: 60
   timeout_seconds:
-    description: How long the change of all GPUs of one entry of O(layouts) may take.
+    description: How long the change of all GPUs may take.
     type: float
     default: 120
   nvidia_smi:
@@ -142,9 +142,8 @@ def run(params, check_mode):
     node = Node.from_params(params)
     wanted = {params["program"]: None, params["config"]: None}
     if params["state"] == "present":
-        layouts = [boot_params(params, layout) for layout in params["layouts"]]
         wanted[params["program"]] = program.build(boot.__name__, sys.executable)
-        wanted[params["config"]] = config_of(layouts, params["kubelet_dir"], params["driver_seconds"])
+        wanted[params["config"]] = config_of(boot_params(params), params["kubelet_dir"], params["driver_seconds"])
     files = BootFiles({params["program"]: 0o755, params["config"]: 0o644}, guard(node, params, check_mode=check_mode))
     return files.bring(wanted, check_mode=check_mode).result(show)
 

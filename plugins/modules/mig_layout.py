@@ -76,6 +76,54 @@ options:
       - V(false) destroys all instances and disables MIG.
       - V(true) alone, without one of the options above, enables it and leaves the instances as they are.
     type: bool
+  layouts:
+    description:
+      - Several of these at once, each an entry with the options above, for GPUs that are to look different. Of the entries that name a GPU the last counts.
+        An entry without O(layouts[].gpus) names all, and one with O(layouts[].mig_parted) those that its configuration has.
+    type: list
+    elements: dict
+    suboptions:
+      gpus:
+        description: As O(gpus).
+        type: list
+        elements: str
+        default: []
+      counts:
+        description: As O(counts).
+        type: dict
+      instances:
+        description: As O(instances).
+        type: list
+        elements: dict
+        suboptions:
+          profile:
+            description: The GPU instance's profile.
+            type: str
+            required: true
+          start:
+            description: Its first memory slice.
+            type: int
+          compute:
+            description: Its compute instances.
+            type: list
+            elements: dict
+            suboptions:
+              slices:
+                description: How many compute slices it has.
+                type: int
+                required: true
+              start:
+                description: Its first one, counted from the GPU instance's own first.
+                type: int
+      mig_parted:
+        description: As O(mig_parted).
+        type: raw
+      mig_parted_config:
+        description: As O(mig_parted_config).
+        type: str
+      mig_enabled:
+        description: As O(mig_enabled).
+        type: bool
   may_move:
     description: Whether an idle instance that is wanted, and stands where something else has to be, may be destroyed and made elsewhere.
     type: bool
@@ -111,6 +159,16 @@ EXAMPLES = r"""
     mig_parted_config: all-balanced
     busy: wait
     busy_timeout_seconds: 300
+
+- name: Quarters, and two halves on one GPU
+  gpuops.remediation.mig_layout:
+    layouts:
+      - counts:
+          1g.35gb: 4
+      - gpus:
+          - GPU-8a3f0c5e-6a49-4c43-9d0c-2f7ad0a4a1c3
+        counts:
+          3g.71gb: 2
 
 - name: No MIG, also on GPUs that have to be reset for it
   gpuops.remediation.mig_layout:

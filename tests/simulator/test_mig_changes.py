@@ -18,6 +18,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig import dev
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import plan
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.requests import Request, request_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.steps import differences
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.task import LayoutTask, Options
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.wants import Want
@@ -99,11 +100,16 @@ class Gpu:
         return found
 
     def change(self, want: Want) -> dict[str, Any]:
-        options = Options([self.uuid], "fail", 1, 1, [], [], True, False, 60, "nvidia-smi", self._modprobe)
-        journal = Journal(self.ours.state, "boot", "tests", "a test")
-        result, _warnings = LayoutTask(self.ours, lambda _reading: want, options, journal, lambda: None).run(check_mode=False)
-        gpu: dict[str, Any] = result["gpus"][0]
+        gpu: dict[str, Any] = self.run(lambda _reading: want, gpus=[self.uuid])["gpus"][0]
         return gpu
+
+    def run(self, request: Request, **whom: Any) -> dict[str, Any]:
+        how: dict[str, Any] = {"busy": "fail", "busy_timeout_seconds": 1, "grace_seconds": 1, "protect": [], "given": [], "may_move": True}
+        programs = {"nvidia_smi": "nvidia-smi", "nvidia_modprobe": self._modprobe}
+        options = Options(**whom, **how, **programs, allow_reset=False, timeout_seconds=60)
+        journal = Journal(self.ours.state, "boot", "tests", "a test")
+        result, _warnings = LayoutTask(self.ours, request, options, journal, lambda: None).run(check_mode=False)
+        return result
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -166,3 +172,19 @@ def test_a_failure_at_any_call_is_taken_back_or_told(gpu: Gpu, seed: int) -> Non
         assert unread or times != 1 or after == layout, "what fails once is not in the way of taking back"
     kept = gpu.serials(layout)
     assert all(kept.get(name) == before[name] for name in busy), "what is busy is as it was"
+
+
+def test_entries_that_overlap_converge(gpu: Gpu) -> None:
+    """The second GPU is in both; a name that no GPU has is told, though the other entry is of all of them."""
+    second = gpu.node.state()["gpus"][1]["uuid"]
+    gpu.become(Layout(True), set())
+    entry: dict[str, Any] = dict.fromkeys(("counts", "instances", "mig_parted", "mig_parted_config"))
+    wanted = [{**entry, "gpus": [], "mig_enabled": True}, {**entry, "gpus": [second, "GPU-none"], "mig_enabled": False}]
+    whom = {"gpus": [second, "GPU-none"], "every_gpu": True}
+    for _run in range(2):
+        result = gpu.run(request_of({"layouts": wanted}), **whom)
+        assert [(one["uuid"], one["changed"], one["error"] and one["error"]["kind"]) for one in result["gpus"]] == [
+            (gpu.uuid, False, None),
+            (second, False, None),
+            (None, False, "unknown_gpu"),
+        ]

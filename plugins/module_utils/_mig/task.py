@@ -17,6 +17,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.act imp
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.act import Want as CgroupWant
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import converge
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import records
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import outcome, watched
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import steps as step
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.apply import Order
@@ -41,7 +42,7 @@ _HARMLESS = (step.CREATE, step.CREATE_COMPUTE)
 
 @dataclass(frozen=True)
 class Options:
-    """The modules' options, by their names."""
+    """The modules' options, by their names. `gpus` are all that are named, and `every_gpu` is whether something is said of the others too."""
 
     gpus: Sequence[str]
     busy: str
@@ -54,10 +55,13 @@ class Options:
     timeout_seconds: float
     nvidia_smi: str
     nvidia_modprobe: str
+    every_gpu: bool = False
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> Options:
-        return cls(**{one.name: params[one.name] for one in fields(cls)})
+        named = [one["gpus"] for one in params.get("layouts") or [params]]
+        own = {"gpus": sorted({name for names in named for name in names}), "every_gpu": not all(named)}
+        return cls(**own, **{one.name: params[one.name] for one in fields(cls) if one.name not in own})
 
 
 class LayoutTask:
@@ -83,7 +87,9 @@ class LayoutTask:
                     outcome.predict(work, allow_reset=self._options.allow_reset)
             else:
                 self._apply(planned)
-        return outcome.result(works, found.unknown, found.why), [one for work in works for one in work.warnings]
+        names = records.normalise(self._options.gpus)
+        unknown = [name for name in names if not any(one.answer.is_one_of([name]) for one in found.gpus)]
+        return outcome.result(works, unknown, found.why), [one for work in works for one in work.warnings]
 
     # --- what is to be done, once what is busy lets it ---
 
@@ -91,7 +97,7 @@ class LayoutTask:
         ends = time.monotonic() + self._options.busy_timeout_seconds
         while True:
             self._keep_lock()
-            found = survey(self._node, self._options.gpus, _READ_SECONDS)
+            found = survey(self._node, [] if self._options.every_gpu else self._options.gpus, _READ_SECONDS)
             if found.why is not None and not found.gpus:
                 raise Refused(f"NVML does not answer: {found.why}")
             works = [self._work(state, check_mode) for state in found.gpus]

@@ -16,7 +16,7 @@ from gpusim import instances
 from loop import alive
 
 pytestmark = pytest.mark.timeout(600)
-LAYOUTS = [{"counts": {"3g.71gb": 1, "1g.18gb": 2}}]
+LAYOUTS = [{"counts": {"7g.141gb": 1}}, {"counts": {"3g.71gb": 1, "1g.18gb": 2}}]  # of all GPUs both, so that the last counts
 
 
 @pytest.fixture

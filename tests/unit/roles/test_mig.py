@@ -18,12 +18,12 @@ TIMES = {"mig_settle_seconds": 30, "mig_plugin_seconds": 180, "mig_busy_timeout_
 
 
 @pytest.mark.parametrize(
-    "how, entries, seconds",
-    [("layout", 1, 30 + 180 + 60 + 300), ("layout", 3, 30 + 180 + 60 + 900), ("instance", 0, 30 + 180 + 60 + 160)],
+    "how, seconds",
+    [("layout", 30 + 180 + 60 + 300), ("instance", 30 + 180 + 60 + 160)],
 )
-def test_s5_the_lock_lasts_as_long_as_the_stages_together(how, entries, seconds):
+def test_s5_the_lock_lasts_as_long_as_the_stages_together(how, seconds):
     """On Kubernetes no module on the node renews it."""
-    given = {**TIMES, "mig_how": how, "mig_layouts": [{}] * entries, "mig_instance_seconds": 120}
+    given = {**TIMES, "mig_how": how, "mig_instance_seconds": 120}
     assert evaluated(VARS["mig_lease_seconds"], mig_margin_seconds=VARS["mig_margin_seconds"], **given) == seconds
 
 
@@ -54,6 +54,14 @@ def test_what_has_no_holders_is_not_waited_for():
     assert refusals(("mig_busy", [], [])) == ["GPU 0000:00:00.0: mig_busy"]
 
 
-def test_an_entry_that_told_nothing_is_a_refusal():
-    answers = [{"failed": True, "msg": "not_alone"}, {"failed": True, "msg": "GPU 1: busy", "gpus": []}, {"changed": False}]
-    assert evaluated(VARS["mig_errors"], mig_answers=answers) == ["not_alone"]
+@pytest.mark.parametrize(
+    "told, errors",
+    [
+        ({"failed": True, "msg": "not_alone"}, ["not_alone"]),
+        ({"failed": True, "msg": "GPU 1", "gpus": []}, []),
+        ({"changed": True}, []),
+        ({}, []),
+    ],
+)
+def test_a_plan_that_told_of_no_gpu_is_a_refusal(told, errors):
+    assert evaluated(VARS["mig_errors"], mig_layout=told) == errors

@@ -46,8 +46,8 @@ def start(monkeypatch, tmp_path):
     config = tmp_path / "mig.json"
 
     def run(*answers, driver_seconds=5):
-        layouts = [boot_params(common, {"counts": {"3g.71gb": 2}})]
-        config.write_text(json.dumps({"layouts": layouts, "kubelet_dir": str(tmp_path), "driver_seconds": driver_seconds}))
+        params = boot_params({**common, "layouts": [{"counts": {"3g.71gb": 2}}]})
+        config.write_text(json.dumps({"mig_layout": params, "kubelet_dir": str(tmp_path), "driver_seconds": driver_seconds}))
         Task.answers, Task.seen, told = list(answers), [], []
         return boot.main(str(config), told.append), told
 
