@@ -53,6 +53,13 @@ def test_who_has_what(tmp_path):
     assert result["registered"] == {"nvidia.com/gpu": ["GPU-1", "GPU-2"], "nvidia.com/mig-1g.18gb": []}
 
 
+def test_devices_that_are_shared(tmp_path):
+    """Also where the plugin does not rename the resource."""
+    registered = {"nvidia.com/gpu": ["GPU-1::0", "GPU-1::1"], "nvidia.com/mig-1g.18gb": ["MIG-1"], "nvidia.com/hostdev": ["n::1"]}
+    result = write(tmp_path, json.dumps({"Data": {"PodDeviceEntries": None, "RegisteredDevices": registered}, "Checksum": 1}))
+    assert (result["shared"], result["registered"]["nvidia.com/gpu"]) == (["nvidia.com/gpu"], ["GPU-1"])
+
+
 def test_a_kubelet_that_has_given_nothing(tmp_path):
     result = write(tmp_path, '{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}')
     assert (result["allocations"], result["registered"]) == ([], {})
