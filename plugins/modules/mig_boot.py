@@ -50,6 +50,15 @@ options:
     description: The program. It takes the path of O(config).
     type: path
     default: /usr/local/lib/gpuops/mig-restore
+  given:
+    description: Instances that are allocated to somebody other than a kubelet's pods. They are not destroyed.
+    type: list
+    elements: str
+    default: []
+  may_move:
+    description: Whether an idle instance that is wanted, and stands where something else has to be, may be destroyed and made elsewhere.
+    type: bool
+    default: true
   allow_reset:
     description: Whether a GPU may be reset where its mode changes only with a reset.
     type: bool
@@ -126,6 +135,8 @@ SPEC = {
         "layouts": {"type": "list", "elements": "dict"},
         "config": {"type": "path", "default": "/etc/gpuops/mig.json"},
         "program": {"type": "path", "default": "/usr/local/lib/gpuops/mig-restore"},
+        "given": {"type": "list", "elements": "str", "default": []},
+        "may_move": {"type": "bool", "default": True},
         "allow_reset": {"type": "bool", "default": False},
         "kubelet_dir": {"type": "path", "default": "/var/lib/kubelet"},
         "driver_seconds": {"type": "float", "default": 60},

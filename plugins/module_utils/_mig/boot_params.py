@@ -16,7 +16,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig.change imp
 
 _COMMON = (
     *("kmsg_path", "dev_root", "cgroup_root", "nvml_library", "state_dir", "proc_root"),
-    *("layouts", "allow_reset", "timeout_seconds", "nvidia_smi", "nvidia_modprobe"),
+    *("layouts", "given", "may_move", "allow_reset", "timeout_seconds", "nvidia_smi", "nvidia_modprobe"),
 )
 # Nobody is there to be asked, so nothing is waited for and nobody's process is ended.
 _AT_BOOT = {"busy": "fail", "lock_holder": "the node's boot", "lock_token": None, "why": "the layout that is wanted after a boot"}

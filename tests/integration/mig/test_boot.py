@@ -121,3 +121,23 @@ def test_what_is_busy_is_ended_or_waited_for_where_the_inventory_says_so(control
     waited = controller.play("mig", mig_busy="wait", mig_busy_timeout_seconds=120, mig_layouts=[{"counts": {"7g.141gb": 1}}])
     ended.join()
     assert waited.ok and layouts(host)[0] == ["7g.141gb@0"], waited.output
+
+
+def test_a_node_that_is_not_ours_any_more_is_not_cut_at_boot(controller, host, tmp_path):
+    """S7, and the opt-out: at once where the unit can see it, and else with the next run, which refuses the node."""
+    assert controller.play("mig").ok
+    unit, other = tmp_path / "units/gpuops-mig.service", tmp_path / "units/multi-user.target.wants/nvidia-mig-manager.service"
+    conditions = [line for line in unit.read_text().splitlines() if line.startswith("Condition")]
+
+    def starts():
+        return subprocess.run(["systemd-analyze", "condition", *conditions], capture_output=True, check=False).returncode == 0
+
+    assert starts()
+    other.symlink_to("/etc/systemd/system/nvidia-mig-manager.service")
+    assert not starts()
+    other.unlink()
+
+    refused = controller.play("mig", managed=False)
+    assert not refused.ok and "is opted out" in refused.output
+    left = [path for folder in ("units", "config", "program") for path in (tmp_path / folder).rglob("*") if not path.is_dir()]
+    assert left == [], refused.output
