@@ -56,7 +56,7 @@ class Gpu:
         node.start([1], "train", 1)
         self._holder = node.state()["processes"][0]
         self.uuid = node.state()["gpus"][0]["uuid"]
-        self._modprobe = variables["gpuops_nvidia_modprobe"]
+        self._smi, self._modprobe = variables["gpuops_nvidia_smi"], variables["gpuops_nvidia_modprobe"]
         self.reading = self.read()
         assert self.reading.model is not None
         self.model = self.reading.model
@@ -103,10 +103,10 @@ class Gpu:
         gpu: dict[str, Any] = self.run(lambda _reading: want, gpus=[self.uuid])["gpus"][0]
         return gpu
 
-    def run(self, request: Request, **whom: Any) -> dict[str, Any]:
+    def run(self, request: Request, **more: Any) -> dict[str, Any]:
         how: dict[str, Any] = {"busy": "fail", "busy_timeout_seconds": 1, "grace_seconds": 1, "protect": [], "given": [], "may_move": True}
-        programs = {"nvidia_smi": "nvidia-smi", "nvidia_modprobe": self._modprobe}
-        options = Options(**whom, **how, **programs, allow_reset=False, timeout_seconds=60)
+        how.update(allow_reset=False, timeout_seconds=60, nvidia_smi=self._smi, nvidia_modprobe=self._modprobe)
+        options = Options(**{**how, **more})
         journal = Journal(self.ours.state, "boot", "tests", "a test")
         result, _warnings = LayoutTask(self.ours, request, options, journal, lambda: None).run(check_mode=False)
         return result
@@ -188,3 +188,11 @@ def test_entries_that_overlap_converge(gpu: Gpu) -> None:
             (second, False, None),
             (None, False, "unknown_gpu"),
         ]
+
+
+def test_a_reset_has_its_time_however_short_that_of_the_rest_is(gpu: Gpu) -> None:
+    """A minute, before which it is not ended."""
+    gpu.become(Layout(True), set())
+    for on in (False, True):
+        [done] = gpu.run(lambda _reading, on=on: Want(on), gpus=[gpu.uuid], allow_reset=True, timeout_seconds=15)["gpus"]
+        assert done["error"] is None and done["after"]["mig"] is on

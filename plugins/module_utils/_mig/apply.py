@@ -23,6 +23,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors imp
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import GPU, Plan, plan
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading, step_from_data
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reset import RESET_SECONDS
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.wants import Want
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.journal import Journal
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Emit
@@ -147,7 +148,7 @@ class Child:
             return self._device.read()
 
     def _do(self, uuid: str, todo: step.MigStep, before: Reading) -> Reading:
-        if time.monotonic() >= self._until:
+        if time.monotonic() + (RESET_SECONDS if todo.action == step.RESET else 0) >= self._until:
             raise TimeIsUp(f"no time is left to {todo.action} {todo.target}")
         self._keep_lock()
         target = f"{uuid} {todo.target}"

@@ -63,6 +63,12 @@ class Work:
     def has_steps(self) -> bool:
         return self.plan is not None and bool(self.plan.steps)
 
+    @property
+    def resets(self) -> bool:
+        """Whether a reset is a part of it, and allowed."""
+        allowed = self.order is not None and self.order.allow_reset
+        return allowed and self.plan is not None and any(one.action == step.RESET for one in self.plan.steps)
+
     def fail(self, error: RemediationError, **more: Any) -> None:
         self.error = {**error.failure(), **more}
 

@@ -28,6 +28,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig.outcome im
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import GPU, Plan
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.requests import Request
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reset import RESET_SECONDS
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.survey import GpuState, Survey, overlap, survey
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.journal import Journal
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
@@ -37,6 +38,7 @@ _READ_SECONDS = 20.0
 _POLL_SECONDS = 1.0
 _CHANGE_SHARE = 0.6  # of the time; the rest is for taking back and for reading what came of it
 _READ_SHARE = 0.1
+_MORE_SECONDS = 2 * RESET_SECONDS  # of all the time, for each GPU that is reset: its share for changes is more than a reset may take
 _HARMLESS = (step.CREATE, step.CREATE_COMPUTE)
 
 
@@ -60,7 +62,7 @@ class Options:
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> Options:
         named = [one["gpus"] for one in params.get("layouts") or [params]]
-        own = {"gpus": sorted({name for names in named for name in names}), "every_gpu": not all(named)}
+        own: dict[str, Any] = {"gpus": sorted({name for names in named for name in names}), "every_gpu": not all(named)}
         return cls(**own, **{one.name: params[one.name] for one in fields(cls) if one.name not in own})
 
 
@@ -181,11 +183,12 @@ class LayoutTask:
 
     def _apply(self, works: Sequence[Work]) -> None:
         options, todo = self._options, [work for work in works if work.has_steps]
-        ends = time.monotonic() + options.timeout_seconds
+        seconds = options.timeout_seconds + _MORE_SECONDS * sum(work.resets for work in todo)
+        ends = time.monotonic() + seconds
         children = Children(self._node, self._journal, self._keep_lock, options.nvidia_smi)
-        children.change(todo, options.timeout_seconds * _CHANGE_SHARE)
+        children.change(todo, seconds * _CHANGE_SHARE)
         failed = [work for work in todo if work.error is not None]
-        children.take_back(failed, ends - time.monotonic() - options.timeout_seconds * _READ_SHARE, allow_reset=options.allow_reset)
+        children.take_back(failed, ends - time.monotonic() - seconds * _READ_SHARE, allow_reset=options.allow_reset)
         if todo:
             found = watched.read_node(self._node, [work.uuid for work in todo], timeout_seconds=max(5.0, ends - time.monotonic()))
             answers = {answer.uuid: answer for answer in found.gpus}

@@ -13,6 +13,7 @@ import yaml
 from expressions import evaluated
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/mig"
+DEFAULTS = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
 VARS = yaml.safe_load((ROLE / "vars/main.yml").read_text())
 TIMES = {"mig_settle_seconds": 30, "mig_plugin_seconds": 180, "mig_busy_timeout_seconds": 60, "mig_timeout_seconds": 120}
 
@@ -23,8 +24,24 @@ TIMES = {"mig_settle_seconds": 30, "mig_plugin_seconds": 180, "mig_busy_timeout_
 )
 def test_s5_the_lock_lasts_as_long_as_the_stages_together(how, seconds):
     """On Kubernetes no module on the node renews it."""
-    given = {**TIMES, "mig_how": how, "mig_instance_seconds": 120}
-    assert evaluated(VARS["mig_lease_seconds"], mig_margin_seconds=VARS["mig_margin_seconds"], **given) == seconds
+    known = {name: VARS[name] for name in ("mig_margin_seconds", "mig_reset_seconds")}
+    given = {**TIMES, **known, "mig_how": how, "mig_instance_seconds": 120}
+    assert evaluated(VARS["mig_lease_seconds"], mig_resets="0", **given) == seconds
+    assert evaluated(VARS["mig_lease_seconds"], mig_resets="3", **given) == seconds + (360 if how == "layout" else 0)
+
+
+def test_resets_are_counted_and_those_that_somebody_in_the_way_may_hide():
+    reset = {"error": None, "steps": [{"action": "enable_mig"}, {"action": "reset_gpu"}]}
+    drift = [reset, {"error": None, "steps": [{"action": "create_gpu_instance"}]}, reset, {"error": {"kind": "mig_busy"}, "steps": []}]
+    assert evaluated(VARS["mig_resets"], gpuops_mig_drift=drift) == 3
+
+
+@pytest.mark.parametrize("allow_reset, gpus, seconds", [(False, 8, 360), (True, 8, 360 + 960), (False, 0, 120)])
+def test_a_boot_waits_longer_for_more_gpus(allow_reset, gpus, seconds):
+    """Their modes change one after the other, and systemd kills what is late, be it a reset."""
+    known = {"mig_planned": [{}] * gpus, "mig_allow_reset": allow_reset, "mig_reset_seconds": VARS["mig_reset_seconds"]}
+    waits = evaluated(DEFAULTS["mig_boot_timeout_seconds"], **known)
+    assert evaluated(VARS["mig_boot_limit_seconds"], mig_boot_timeout_seconds=waits, **known) == seconds
 
 
 def refusals(*gpus, busy="wait", check=False, how="layout"):

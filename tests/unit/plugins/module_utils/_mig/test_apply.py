@@ -16,6 +16,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device_id 
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Busy, MigError, Refused
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reset import RESET_SECONDS
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.tables import model_named
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.wants import Want, WantedCompute, WantedInstance, want_counts
 from mig import follow, layout, random_busy, random_layout, random_want
@@ -89,7 +90,7 @@ class NoJournal:
     applied = intended
 
 
-def child(device, items, keep_lock=lambda: None, seconds=60.0):
+def child(device, items, keep_lock=lambda: None, seconds=600.0):
     return Child(device, NoJournal(), keep_lock, items.append, time.monotonic() + seconds)
 
 
@@ -227,6 +228,13 @@ def test_no_step_begins_without_time_or_lock():
         made = replace(told, made=list(order(Want(True)).plan(device.read()).steps))
         emptied = FakeDevice(Layout(True))
         assert [one["error_kind"] for one in take_back(emptied, made, device.there, **options).problems] == [kind] and emptied.steps == []
+
+
+def test_no_reset_begins_that_would_have_to_be_killed_midway():
+    device = FakeDevice(Layout(False), A100, resetless=False)
+    told = change(device, order(want_counts(A100, {"7g.80gb": 1}), allow_reset=True), seconds=RESET_SECONDS - 1)
+    assert [one["error_kind"] for one in told.problems] == ["timeout"] and device.steps == ["enable_mig"]
+    assert not take_back(device, told, Layout(False), allow_reset=True, seconds=5).problems and device.there == Layout(False)
 
 
 def test_what_was_busy_and_has_gone_by_itself_is_in_nobodys_way():
