@@ -193,7 +193,7 @@ gpus:
       description: The product's name.
       type: str
     changed:
-      description: Whether a step was taken, be it taken back afterwards.
+      description: Whether the layout is another one, or nobody can tell. What was taken back is no change, though RV(gpus[].steps) has it.
       type: bool
     before:
       description:
@@ -224,7 +224,8 @@ gpus:
       description:
         - Null where all went well, else C(kind) and C(msg) and, as they apply, C(instances) that are in the way, C(holders) (C(pid), C(name), C(cgroup)),
           C(given) among them, and the C(reason) for which a layout is not possible.
-        - Where steps had been taken, they were taken back; C(differs) lists what is not as it was before, and is empty where all is.
+        - Where steps had been taken, they were taken back; C(differs) lists what is not as it was before, and is empty where all is. C(not_taken_back)
+          says why something could not be, and is missing where all could.
         - C(kind) is among V(mig_busy), V(mig_fragmented), V(mig_infeasible), V(mig_differs), V(reset_required), V(not_proven), V(still_held), V(permission),
           V(driver_too_old), V(nvml), V(timeout), V(lock_lost) and V(unknown_gpu).
       type: dict

@@ -60,6 +60,11 @@ class Work:
         return (self.after.layout if self.after else None) or self.prior
 
     @property
+    def changed(self) -> bool:
+        """What was taken back is no change, and what nobody can read is one."""
+        return bool(self.made) and (self.after is None or self.now != self.prior)
+
+    @property
     def has_steps(self) -> bool:
         return self.plan is not None and bool(self.plan.steps)
 
@@ -108,7 +113,7 @@ def _gpu(work: Work) -> dict[str, Any]:
         "uuid": answer.uuid,
         "pci_bus_id": answer.pci_bus_id,
         "name": reading.name if reading else None,
-        "changed": bool(work.made),
+        "changed": work.changed,
         "before": show(work.prior, reading) if reading else None,
         "after": show(work.now, work.after or reading) if reading else None,
         "steps": [_step(one) for one in work.made],

@@ -208,9 +208,12 @@ class LayoutTask:
             if work.error["error_kind"] == Busy.kind:
                 self._name_holders(work, work.error)
         elif work.order is not None and not work.reset_required:
-            left = work.order.plan(work.after).steps
-            if left:
-                work.fail(NotAsWanted("the change did not hold", differs=[f"{one.action} {one.target}" for one in left]))
+            try:
+                differs = [f"{one.action} {one.target}" for one in work.order.plan(work.after).steps]
+            except RemediationError as error:  # somebody else was there meanwhile
+                differs = [str(error)]
+            if differs:
+                work.fail(NotAsWanted(f"the change did not hold: {', '.join(differs)}", differs=differs))
 
     def _name_holders(self, work: Work, error: dict[str, Any]) -> None:
         """Of what the driver said is in use. Nobody was seen in it before, so that whoever has just the GPU's device file open may be it."""
