@@ -201,7 +201,8 @@ gpus:
         - Of an instance C(name), C(profile), C(gi), C(start), C(size), C(memory_bytes) and C(compute), which has C(name), C(ci), C(start), C(slices), C(uuid).
       type: dict
     after:
-      description: The same, read again. In check mode, what is expected, without ids and UUIDs of what is not there yet.
+      description: >-
+        The same, read again; null where it was changed and cannot be read. In check mode, what is expected, without ids and UUIDs of what is not there yet.
       type: dict
     steps:
       description: What was done, in order, or would be in check mode; C(consequences) are for people to read first.

@@ -62,7 +62,12 @@ class Work:
     @property
     def changed(self) -> bool:
         """What was taken back is no change, and what nobody can read is one."""
-        return bool(self.made) and (self.after is None or self.now != self.prior)
+        return self.unread or (bool(self.made) and self.now != self.prior)
+
+    @property
+    def unread(self) -> bool:
+        """Whether it was touched, and nobody can tell what it is like now."""
+        return bool(self.made) and self.after is None
 
     @property
     def has_steps(self) -> bool:
@@ -115,7 +120,7 @@ def _gpu(work: Work) -> dict[str, Any]:
         "name": reading.name if reading else None,
         "changed": work.changed,
         "before": show(work.prior, reading) if reading else None,
-        "after": show(work.now, work.after or reading) if reading else None,
+        "after": show(work.now, work.after or reading) if reading and not work.unread else None,
         "steps": [_step(one) for one in work.made],
         "moved": [one.name for one in work.plan.moved] if work.plan else [],
         "reset_required": work.reset_required,

@@ -82,3 +82,10 @@ def test_what_has_no_holders_is_not_waited_for():
 )
 def test_a_plan_that_told_of_no_gpu_is_a_refusal(told, errors):
     assert evaluated(VARS["mig_errors"], mig_layout=told) == errors
+
+
+@pytest.mark.parametrize(
+    "gpus, left", [([{"after": "now"}], "now"), pytest.param([], "before", id="nothing was begun"), ([{"after": None}], None)]
+)
+def test_what_is_recorded_where_a_decommission_fails(gpus, left):
+    assert evaluated(VARS["mig_left"], mig_gpus=gpus, mig_planned=[{"before": "before", "after": "wanted"}]) == left

@@ -47,7 +47,7 @@ def work(**more):
 )
 def test_what_was_taken_back_is_no_change(after, changed):
     [gpu] = result([work(after=after)], [], None)["gpus"]
-    assert gpu["changed"] is changed and gpu["steps"]
+    assert gpu["changed"] is changed and gpu["steps"] and (gpu["after"] is None) == (after is None)
 
 
 def test_a_gpu_that_somebody_else_changed_meanwhile_hides_no_other():
