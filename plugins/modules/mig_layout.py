@@ -193,7 +193,9 @@ gpus:
       description: The product's name.
       type: str
     changed:
-      description: Whether the layout is another one, or nobody can tell. What was taken back is no change, though RV(gpus[].steps) has it.
+      description: >-
+        Whether the layout is another one, or nobody can tell, or RV(gpus[].device_files) were made. What was taken back is no change, though
+        RV(gpus[].steps) has it.
       type: bool
     before:
       description:
@@ -216,6 +218,12 @@ gpus:
           consequences: []
     moved:
       description: Instances that are wanted, but had to be made elsewhere.
+      type: list
+      elements: str
+    device_files:
+      description:
+        - Where there are no steps, the driver's capability files of instances that had no device file, without which containers cannot open them.
+          The device files were made, or would be in check mode.
       type: list
       elements: str
     reset_required:

@@ -18,7 +18,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig import dev
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import plan
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.requests import Request, request_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.requests import Request, as_it_is, request_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.steps import differences
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.task import LayoutTask, Options
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.wants import Want
@@ -103,12 +103,12 @@ class Gpu:
         gpu: dict[str, Any] = self.run(lambda _reading: want, gpus=[self.uuid])["gpus"][0]
         return gpu
 
-    def run(self, request: Request, **more: Any) -> dict[str, Any]:
+    def run(self, request: Request, check_mode: bool = False, **more: Any) -> dict[str, Any]:
         how: dict[str, Any] = {"busy": "fail", "busy_timeout_seconds": 1, "grace_seconds": 1, "protect": [], "given": [], "may_move": True}
         how.update(allow_reset=False, timeout_seconds=60, nvidia_smi=self._smi, nvidia_modprobe=self._modprobe)
         options = Options(**{**how, **more})
         journal = Journal(self.ours.state, "boot", "tests", "a test")
-        result, _warnings = LayoutTask(self.ours, request, options, journal, lambda: None).run(check_mode=False)
+        result, _warnings = LayoutTask(self.ours, request, options, journal, lambda: None).run(check_mode=check_mode)
         return result
 
 
@@ -196,3 +196,23 @@ def test_a_reset_has_its_time_however_short_that_of_the_rest_is(gpu: Gpu) -> Non
     for on in (False, True):
         [done] = gpu.run(lambda _reading, on=on: Want(on), gpus=[gpu.uuid], allow_reset=True, timeout_seconds=15)["gpus"]
         assert done["error"] is None and done["after"]["mig"] is on
+
+
+def test_a_device_file_that_is_missing_is_due_though_the_layout_is_as_wanted(gpu: Gpu) -> None:
+    profile = gpu.model.profiles[0]
+    gpu.become(Layout(True), set())
+    instances.create(gpu.node, 0, profile.name, profile.starts[0], ())
+    have = gpu.read().layout
+    assert have is not None
+    for file in (gpu.node.path / "dev/nvidia-caps").iterdir():
+        file.unlink()
+
+    def run(*, check_mode: bool = False, **more: Any) -> tuple[bool, list[str]]:
+        [done] = gpu.run(lambda _reading: as_it_is(have, mig=True), gpus=[gpu.uuid], check_mode=check_mode, **more)["gpus"]
+        assert done["steps"] == [] and done["error"] is None
+        return done["changed"], done["device_files"]
+
+    changed, files = run(check_mode=True)
+    assert changed and len(files) == 1 and files[0].endswith("/access")
+    assert run(nvidia_modprobe="/nonexistent") == (False, []) and run(check_mode=True) == run() == (True, files)
+    assert run(check_mode=True) == run() == (False, [])

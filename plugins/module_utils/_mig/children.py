@@ -56,7 +56,9 @@ class Children:
         answers = self._collect({_modprobe(work): partial(device_files.make, nvidia_modprobe, paths[work.uuid]) for work in todo}, seconds)
         for work in todo:
             why = answers[_modprobe(work)].why
-            if why is not None:
+            if why is None:
+                work.device_files = () if work.has_steps else paths[work.uuid]
+            else:
                 work.warnings.append(f"instances of {work.uuid} have no device file, and containers cannot open them: {why}")
 
     def _side_by_side(self, works: Sequence[Work], seconds: float, act: Callable[[Any, Child], None]) -> Iterator[tuple[Work, Told]]:

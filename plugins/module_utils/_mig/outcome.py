@@ -25,13 +25,18 @@ _NOTHING: dict[str, Any] = {
     "changed": False,
     "steps": [],
     "moved": [],
+    "device_files": [],
     "reset_required": False,
 }
 
 
 @dataclass
 class Work:
-    """One GPU: what it was, what is to be done, and what came of it. `blocked` is what is busy, in the way, and could be freed."""
+    """One GPU: what it was, what is to be done, and what came of it.
+
+    `blocked` is what is busy, in the way, and could be freed. `device_files` are the capability files of instances that were as wanted, and
+    could not be opened by containers.
+    """
 
     state: GpuState
     order: Optional[Order] = None
@@ -41,6 +46,7 @@ class Work:
     made: Sequence[step.MigStep] = ()
     after: Optional[Reading] = None
     reset_required: bool = False
+    device_files: Sequence[str] = ()
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -62,7 +68,7 @@ class Work:
     @property
     def changed(self) -> bool:
         """What was taken back is no change, and what nobody can read is one."""
-        return self.unread or (bool(self.made) and self.now != self.prior)
+        return self.unread or bool(self.device_files) or (bool(self.made) and self.now != self.prior)
 
     @property
     def unread(self) -> bool:
@@ -123,6 +129,7 @@ def _gpu(work: Work) -> dict[str, Any]:
         "after": show(work.now, work.after or reading) if reading and not work.unread else None,
         "steps": [_step(one) for one in work.made],
         "moved": [one.name for one in work.plan.moved] if work.plan else [],
+        "device_files": list(work.device_files),
         "reset_required": work.reset_required,
         "error": {"kind": work.error["error_kind"], **{key: value for key, value in work.error.items() if key != "error_kind"}}
         if work.error

@@ -18,7 +18,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.act imp
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import converge
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import records
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig import outcome, watched
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig import device_files, outcome, watched
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import steps as step
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.apply import Order
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.children import Children
@@ -87,6 +87,8 @@ class LayoutTask:
             if check_mode:
                 for work in planned:
                     outcome.predict(work, allow_reset=self._options.allow_reset)
+                    if work.reading is not None and not work.has_steps:
+                        work.device_files = device_files.missing(self._node.proc, self._node.dev_root, work.reading)
             else:
                 self._apply(planned)
         names = records.normalise(self._options.gpus)
