@@ -220,6 +220,12 @@ gpus:
       description: Instances that are wanted, but had to be made elsewhere.
       type: list
       elements: str
+    clients:
+      description:
+        - Where the mode is to change, whoever has the GPU open, as C(holders) of an error. The driver may take them for being in the way, and tells only
+          when it is asked to change it.
+      type: list
+      elements: dict
     device_files:
       description:
         - Where there are no steps, the driver's capability files of instances that had no device file, without which containers cannot open them.

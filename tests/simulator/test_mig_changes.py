@@ -21,7 +21,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading im
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.requests import Request, as_it_is, request_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.steps import differences
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.task import LayoutTask, Options
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.wants import Want
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.wants import Want, want_counts
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.watched import read_node
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.journal import Journal
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node as OurNode
@@ -216,3 +216,16 @@ def test_a_device_file_that_is_missing_is_due_though_the_layout_is_as_wanted(gpu
     assert changed and len(files) == 1 and files[0].endswith("/access")
     assert run(nvidia_modprobe="/nonexistent") == (False, []) and run(check_mode=True) == run() == (True, files)
     assert run(check_mode=True) == run() == (False, [])
+
+
+def test_who_has_the_gpu_open_whose_mode_is_to_change_is_named_before(gpu: Gpu) -> None:
+    """And of no other change: instances come and go beside a monitor."""
+    gpu.become(Layout(True), set())
+    pid = gpu.node.start([0], "dcgm", 0, kind="monitor")
+    try:
+        [off] = gpu.run(lambda _reading: Want(False), gpus=[gpu.uuid], check_mode=True)["gpus"]
+        [more] = gpu.run(lambda _reading: want_counts(gpu.model, {gpu.model.profiles[0].name: 1}), gpus=[gpu.uuid], check_mode=True)["gpus"]
+    finally:
+        gpu.node.exit(pid)
+    assert off["error"] is None and [(one["pid"], one["name"]) for one in off["clients"]] == [(pid, "dcgm")]
+    assert more["steps"] and more["clients"] == []

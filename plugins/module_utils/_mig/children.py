@@ -67,7 +67,7 @@ class Children:
         Each of those gets all the time that is left: a share of it could be too short for a reset, of which most take a few seconds.
         """
         ends = time.monotonic() + seconds
-        groups = [*([work] for work in works if _is_of_mode(work)), [work for work in works if not _is_of_mode(work)]]
+        groups = [*([work] for work in works if work.changes_mode), [work for work in works if not work.changes_mode]]
         for group in groups:
             if group:
                 yield from self._at_once(group, max(ends - time.monotonic(), _LEAST_SECONDS), act)
@@ -93,10 +93,6 @@ class Children:
 
         calls = Calls(nvml.start(self._node.nvml_library, lambda _version: None), lambda name: emit({"begins": name}))
         act(work, Child(Device(calls, work.uuid, reset), self._journal, self._keep_lock, emit, until))
-
-
-def _is_of_mode(work: Work) -> bool:
-    return work.plan is not None and any(one.instance is None for one in work.plan.steps)
 
 
 def _modprobe(work: Work) -> str:

@@ -25,6 +25,7 @@ _NOTHING: dict[str, Any] = {
     "changed": False,
     "steps": [],
     "moved": [],
+    "clients": [],
     "device_files": [],
     "reset_required": False,
 }
@@ -35,7 +36,7 @@ class Work:
     """One GPU: what it was, what is to be done, and what came of it.
 
     `blocked` is what is busy, in the way, and could be freed. `device_files` are the capability files of instances that were as wanted, and
-    could not be opened by containers.
+    could not be opened by containers. `clients` have the GPU open whose mode is to change.
     """
 
     state: GpuState
@@ -47,6 +48,7 @@ class Work:
     after: Optional[Reading] = None
     reset_required: bool = False
     device_files: Sequence[str] = ()
+    clients: Sequence[Mapping[str, Any]] = ()
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -78,6 +80,10 @@ class Work:
     @property
     def has_steps(self) -> bool:
         return self.plan is not None and bool(self.plan.steps)
+
+    @property
+    def changes_mode(self) -> bool:
+        return self.plan is not None and any(one.instance is None for one in self.plan.steps)
 
     @property
     def resets(self) -> bool:
@@ -129,6 +135,7 @@ def _gpu(work: Work) -> dict[str, Any]:
         "after": show(work.now, work.after or reading) if reading and not work.unread else None,
         "steps": [_step(one) for one in work.made],
         "moved": [one.name for one in work.plan.moved] if work.plan else [],
+        "clients": list(work.clients),
         "device_files": list(work.device_files),
         "reset_required": work.reset_required,
         "error": {"kind": work.error["error_kind"], **{key: value for key, value in work.error.items() if key != "error_kind"}}

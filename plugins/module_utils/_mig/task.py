@@ -129,6 +129,7 @@ class LayoutTask:
             freed = self._drained.get(work.uuid, ()) if check_mode and work.uuid not in self._undrained else ()
             work.order = self._order(state, reading, freed)
             work.plan = self._plan(state, reading, work.order, freed) if work.order else None
+            work.clients = state.holders_of([GPU]) if work.changes_mode else ()
         except (Busy, Fragmented) as error:
             names = list(error.details["instances"])
             holders = state.holders_of(names)
