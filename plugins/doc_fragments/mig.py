@@ -51,7 +51,8 @@ options:
   timeout_seconds:
     description:
       - How long the change of all GPUs may take. What is not done by then is taken back.
-      - GPUs whose mode changes are worked on one after the other, and share it. A reset takes seconds.
+      - GPUs whose mode changes are worked on one after the other, each with the time that is left.
+      - Two minutes more for each GPU that is reset. Most resets take seconds, but none is begun that would have to be ended before it had a minute.
       - Another run on the node is waited for as long.
     type: float
     default: 120

@@ -16,7 +16,6 @@ ANNOTATION_INCIDENTS = "gpuops.remediation/incidents"  # a JSON list of incident
 LABEL_INCIDENT = "gpuops.remediation/incident"  # on a DeviceTaintRule: whose it is
 ANNOTATION_EVICT = "gpuops.remediation/evict"  # on a pod; "never" keeps it
 LABEL_MANAGED = "gpuops.remediation/managed"  # on a node; "false" opts it out
-GPU_RESOURCE_PREFIX = "nvidia.com/"  # nvidia.com/gpu, nvidia.com/mig-3g.71gb
 
 # Alertmanager: the alert by which people are told
 ALERT_NAME = "GpuopsIncident"

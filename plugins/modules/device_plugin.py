@@ -14,7 +14,7 @@ description:
     DaemonSet has made a new one and this is ready, and then until the node advertises what is there.
   - A pod that would not come back is not deleted, such as one whose DaemonSet does not tolerate the node's taints.
   - A plugin that shares GPUs among pods (time-slicing or MPS) is refused where it renames their resources (C(.shared)). Where it does not,
-    the node never advertises as many as there are, and the module fails.
+    the node never advertises as many as there are, and the module fails; M(gpuops.remediation.gpu_allocations_info) tells such a plugin.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:

@@ -32,7 +32,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 allocations:
-  description: One entry for each pod, container and resource of NVIDIA's.
+  description: One entry for each pod, container and resource that is of GPUs or MIG devices.
   returned: success
   type: list
   elements: dict
@@ -47,6 +47,12 @@ registered:
   type: dict
   sample:
     nvidia.com/mig-3g.71gb: [MIG-c01602c2-35f9-5a7c-8e44-c3d3024b9d45]
+shared:
+  description: Resources whose devices the plugin shares among pods, by time-slicing or MPS, renamed or not.
+  returned: success
+  type: list
+  elements: str
+  sample: [nvidia.com/gpu]
 error_kind:
   description: V(checkpoint_unreadable), the file is not there or is not understood, so that nobody can tell who has what.
   returned: failure

@@ -39,7 +39,7 @@ options:
     choices: [present, absent]
   layouts:
     description:
-      - What is wanted, each as the options of M(gpuops.remediation.mig_layout), such as C(gpus) and C(counts). Required with O(state=present).
+      - What is wanted, as the option of that name of M(gpuops.remediation.mig_layout). Required with O(state=present).
     type: list
     elements: dict
   config:
@@ -50,6 +50,15 @@ options:
     description: The program. It takes the path of O(config).
     type: path
     default: /usr/local/lib/gpuops/mig-restore
+  given:
+    description: Instances that are allocated to somebody other than a kubelet's pods. They are not destroyed.
+    type: list
+    elements: str
+    default: []
+  may_move:
+    description: Whether an idle instance that is wanted, and stands where something else has to be, may be destroyed and made elsewhere.
+    type: bool
+    default: true
   allow_reset:
     description: Whether a GPU may be reset where its mode changes only with a reset.
     type: bool
@@ -63,7 +72,7 @@ options:
     type: float
     default: 60
   timeout_seconds:
-    description: How long the change of all GPUs of one entry of O(layouts) may take.
+    description: How long the change of all GPUs may take.
     type: float
     default: 120
   nvidia_smi:
@@ -126,6 +135,8 @@ SPEC = {
         "layouts": {"type": "list", "elements": "dict"},
         "config": {"type": "path", "default": "/etc/gpuops/mig.json"},
         "program": {"type": "path", "default": "/usr/local/lib/gpuops/mig-restore"},
+        "given": {"type": "list", "elements": "str", "default": []},
+        "may_move": {"type": "bool", "default": True},
         "allow_reset": {"type": "bool", "default": False},
         "kubelet_dir": {"type": "path", "default": "/var/lib/kubelet"},
         "driver_seconds": {"type": "float", "default": 60},
@@ -142,9 +153,8 @@ def run(params, check_mode):
     node = Node.from_params(params)
     wanted = {params["program"]: None, params["config"]: None}
     if params["state"] == "present":
-        layouts = [boot_params(params, layout) for layout in params["layouts"]]
         wanted[params["program"]] = program.build(boot.__name__, sys.executable)
-        wanted[params["config"]] = config_of(layouts, params["kubelet_dir"], params["driver_seconds"])
+        wanted[params["config"]] = config_of(boot_params(params), params["kubelet_dir"], params["driver_seconds"])
     files = BootFiles({params["program"]: 0o755, params["config"]: 0o644}, guard(node, params, check_mode=check_mode))
     return files.bring(wanted, check_mode=check_mode).result(show)
 

@@ -39,7 +39,7 @@ options:
     default: present
     choices:
       present: There is an instance of that profile, at O(start) if that is said, divided as O(compute) says. MIG is enabled for it.
-      absent: There is no instance of that profile at O(start).
+      absent: There is no instance of that profile at O(start). The mode stays as it is, pending or not.
   profile:
     description: The GPU instance's profile.
     type: str
@@ -101,7 +101,9 @@ gpus:
       description: The product's name.
       type: str
     changed:
-      description: Whether a step was taken, be it taken back afterwards.
+      description: >-
+        Whether the layout is another one, or nobody can tell, or RV(gpus[].device_files) were made. What was taken back is no change, though
+        RV(gpus[].steps) has it.
       type: bool
     before:
       description:
@@ -109,7 +111,8 @@ gpus:
         - Of an instance C(name), C(profile), C(gi), C(start), C(size), C(memory_bytes) and C(compute), which has C(name), C(ci), C(start), C(slices), C(uuid).
       type: dict
     after:
-      description: The same, read again. In check mode, what is expected, without ids and UUIDs of what is not there yet.
+      description: >-
+        The same, read again; null where it was changed and cannot be read. In check mode, what is expected, without ids and UUIDs of what is not there yet.
       type: dict
     steps:
       description: What was done, in order, or would be in check mode; C(consequences) are for people to read first.
@@ -125,6 +128,18 @@ gpus:
       description: Instances that are wanted, but had to be made elsewhere.
       type: list
       elements: str
+    clients:
+      description:
+        - Where the mode is to change, whoever has the GPU open, as C(holders) of an error. The driver may take them for being in the way, and tells only
+          when it is asked to change it.
+      type: list
+      elements: dict
+    device_files:
+      description:
+        - Where there are no steps, the driver's capability files of instances that had no device file, without which containers cannot open them.
+          The device files were made, or would be in check mode.
+      type: list
+      elements: str
     reset_required:
       description: Whether the mode is pending until the GPU is reset.
       type: bool
@@ -132,7 +147,8 @@ gpus:
       description:
         - Null where all went well, else C(kind) and C(msg) and, as they apply, C(instances) that are in the way, C(holders) (C(pid), C(name), C(cgroup)),
           C(given) among them, and the C(reason) for which a layout is not possible.
-        - Where steps had been taken, they were taken back; C(differs) lists what is not as it was before, and is empty where all is.
+        - Where steps had been taken, they were taken back; C(differs) lists what is not as it was before, and is empty where all is. C(not_taken_back)
+          says why something could not be, and is missing where all could.
         - C(kind) is among V(mig_busy), V(mig_fragmented), V(mig_infeasible), V(mig_differs), V(reset_required), V(not_proven), V(still_held), V(permission),
           V(driver_too_old), V(nvml), V(timeout), V(lock_lost) and V(unknown_gpu).
       type: dict

@@ -76,6 +76,54 @@ options:
       - V(false) destroys all instances and disables MIG.
       - V(true) alone, without one of the options above, enables it and leaves the instances as they are.
     type: bool
+  layouts:
+    description:
+      - Several of these at once, each an entry with the options above, for GPUs that are to look different. Of the entries that name a GPU the last counts.
+        An entry without O(layouts[].gpus) names all, and one with O(layouts[].mig_parted) those that its configuration has.
+    type: list
+    elements: dict
+    suboptions:
+      gpus:
+        description: As O(gpus).
+        type: list
+        elements: str
+        default: []
+      counts:
+        description: As O(counts).
+        type: dict
+      instances:
+        description: As O(instances).
+        type: list
+        elements: dict
+        suboptions:
+          profile:
+            description: The GPU instance's profile.
+            type: str
+            required: true
+          start:
+            description: Its first memory slice.
+            type: int
+          compute:
+            description: Its compute instances.
+            type: list
+            elements: dict
+            suboptions:
+              slices:
+                description: How many compute slices it has.
+                type: int
+                required: true
+              start:
+                description: Its first one, counted from the GPU instance's own first.
+                type: int
+      mig_parted:
+        description: As O(mig_parted).
+        type: raw
+      mig_parted_config:
+        description: As O(mig_parted_config).
+        type: str
+      mig_enabled:
+        description: As O(mig_enabled).
+        type: bool
   may_move:
     description: Whether an idle instance that is wanted, and stands where something else has to be, may be destroyed and made elsewhere.
     type: bool
@@ -112,6 +160,16 @@ EXAMPLES = r"""
     busy: wait
     busy_timeout_seconds: 300
 
+- name: Quarters, and two halves on one GPU
+  gpuops.remediation.mig_layout:
+    layouts:
+      - counts:
+          1g.35gb: 4
+      - gpus:
+          - GPU-8a3f0c5e-6a49-4c43-9d0c-2f7ad0a4a1c3
+        counts:
+          3g.71gb: 2
+
 - name: No MIG, also on GPUs that have to be reset for it
   gpuops.remediation.mig_layout:
     mig_enabled: false
@@ -135,7 +193,9 @@ gpus:
       description: The product's name.
       type: str
     changed:
-      description: Whether a step was taken, be it taken back afterwards.
+      description: >-
+        Whether the layout is another one, or nobody can tell, or RV(gpus[].device_files) were made. What was taken back is no change, though
+        RV(gpus[].steps) has it.
       type: bool
     before:
       description:
@@ -143,7 +203,8 @@ gpus:
         - Of an instance C(name), C(profile), C(gi), C(start), C(size), C(memory_bytes) and C(compute), which has C(name), C(ci), C(start), C(slices), C(uuid).
       type: dict
     after:
-      description: The same, read again. In check mode, what is expected, without ids and UUIDs of what is not there yet.
+      description: >-
+        The same, read again; null where it was changed and cannot be read. In check mode, what is expected, without ids and UUIDs of what is not there yet.
       type: dict
     steps:
       description: What was done, in order, or would be in check mode; C(consequences) are for people to read first.
@@ -159,6 +220,18 @@ gpus:
       description: Instances that are wanted, but had to be made elsewhere.
       type: list
       elements: str
+    clients:
+      description:
+        - Where the mode is to change, whoever has the GPU open, as C(holders) of an error. The driver may take them for being in the way, and tells only
+          when it is asked to change it.
+      type: list
+      elements: dict
+    device_files:
+      description:
+        - Where there are no steps, the driver's capability files of instances that had no device file, without which containers cannot open them.
+          The device files were made, or would be in check mode.
+      type: list
+      elements: str
     reset_required:
       description: Whether the mode is pending until the GPU is reset.
       type: bool
@@ -166,7 +239,8 @@ gpus:
       description:
         - Null where all went well, else C(kind) and C(msg) and, as they apply, C(instances) that are in the way, C(holders) (C(pid), C(name), C(cgroup)),
           C(given) among them, and the C(reason) for which a layout is not possible.
-        - Where steps had been taken, they were taken back; C(differs) lists what is not as it was before, and is empty where all is.
+        - Where steps had been taken, they were taken back; C(differs) lists what is not as it was before, and is empty where all is. C(not_taken_back)
+          says why something could not be, and is missing where all could.
         - C(kind) is among V(mig_busy), V(mig_fragmented), V(mig_infeasible), V(mig_differs), V(reset_required), V(not_proven), V(still_held), V(permission),
           V(driver_too_old), V(nvml), V(timeout), V(lock_lost) and V(unknown_gpu).
       type: dict

@@ -18,9 +18,10 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig import dev
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import plan
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.requests import Request, as_it_is, request_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.steps import differences
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.task import LayoutTask, Options
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.wants import Want
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.wants import Want, want_counts
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.watched import read_node
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.journal import Journal
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node as OurNode
@@ -55,7 +56,7 @@ class Gpu:
         node.start([1], "train", 1)
         self._holder = node.state()["processes"][0]
         self.uuid = node.state()["gpus"][0]["uuid"]
-        self._modprobe = variables["gpuops_nvidia_modprobe"]
+        self._smi, self._modprobe = variables["gpuops_nvidia_smi"], variables["gpuops_nvidia_modprobe"]
         self.reading = self.read()
         assert self.reading.model is not None
         self.model = self.reading.model
@@ -99,11 +100,16 @@ class Gpu:
         return found
 
     def change(self, want: Want) -> dict[str, Any]:
-        options = Options([self.uuid], "fail", 1, 1, [], [], True, False, 60, "nvidia-smi", self._modprobe)
-        journal = Journal(self.ours.state, "boot", "tests", "a test")
-        result, _warnings = LayoutTask(self.ours, lambda _reading: want, options, journal, lambda: None).run(check_mode=False)
-        gpu: dict[str, Any] = result["gpus"][0]
+        gpu: dict[str, Any] = self.run(lambda _reading: want, gpus=[self.uuid])["gpus"][0]
         return gpu
+
+    def run(self, request: Request, check_mode: bool = False, **more: Any) -> dict[str, Any]:
+        how: dict[str, Any] = {"busy": "fail", "busy_timeout_seconds": 1, "grace_seconds": 1, "protect": [], "given": [], "may_move": True}
+        how.update(allow_reset=False, timeout_seconds=60, nvidia_smi=self._smi, nvidia_modprobe=self._modprobe)
+        options = Options(**{**how, **more})
+        journal = Journal(self.ours.state, "boot", "tests", "a test")
+        result, _warnings = LayoutTask(self.ours, request, options, journal, lambda: None).run(check_mode=check_mode)
+        return result
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -151,7 +157,8 @@ def test_a_failure_at_any_call_is_taken_back_or_told(gpu: Gpu, seed: int) -> Non
     rng, layout, want, busy = situation(gpu, seed)
     before = gpu.serials(layout)
     error = rng.choice(["UNKNOWN", "IN_USE", "INSUFFICIENT_RESOURCES"])
-    gpu.node.fail(rng.choice(CALLS), error, at=rng.randrange(1, 12), times=rng.choice([1, 2, None]), index=0)
+    times = rng.choice([1, 2, None])
+    gpu.node.fail(rng.choice(CALLS), error, at=rng.randrange(1, 12), times=times, index=0)
     done = gpu.change(want)
     gpu.node.clear()
     after = gpu.read().layout
@@ -162,5 +169,63 @@ def test_a_failure_at_any_call_is_taken_back_or_told(gpu: Gpu, seed: int) -> Non
         differs = done["error"].get("differs", [])
         unread = any("cannot be read" in one for one in differs)
         assert unread or differs == differences(layout, after), "the error says all that is not as it was"
+        assert unread or times != 1 or after == layout, "what fails once is not in the way of taking back"
     kept = gpu.serials(layout)
     assert all(kept.get(name) == before[name] for name in busy), "what is busy is as it was"
+
+
+def test_entries_that_overlap_converge(gpu: Gpu) -> None:
+    """The second GPU is in both; a name that no GPU has is told, though the other entry is of all of them."""
+    second = gpu.node.state()["gpus"][1]["uuid"]
+    gpu.become(Layout(True), set())
+    entry: dict[str, Any] = dict.fromkeys(("counts", "instances", "mig_parted", "mig_parted_config"))
+    wanted = [{**entry, "gpus": [], "mig_enabled": True}, {**entry, "gpus": [second, "GPU-none"], "mig_enabled": False}]
+    whom = {"gpus": [second, "GPU-none"], "every_gpu": True}
+    for _run in range(2):
+        result = gpu.run(request_of({"layouts": wanted}), **whom)
+        assert [(one["uuid"], one["changed"], one["error"] and one["error"]["kind"]) for one in result["gpus"]] == [
+            (gpu.uuid, False, None),
+            (second, False, None),
+            (None, False, "unknown_gpu"),
+        ]
+
+
+def test_a_reset_has_its_time_however_short_that_of_the_rest_is(gpu: Gpu) -> None:
+    """A minute, before which it is not ended."""
+    gpu.become(Layout(True), set())
+    for on in (False, True):
+        [done] = gpu.run(lambda _reading, on=on: Want(on), gpus=[gpu.uuid], allow_reset=True, timeout_seconds=15)["gpus"]
+        assert done["error"] is None and done["after"]["mig"] is on
+
+
+def test_a_device_file_that_is_missing_is_due_though_the_layout_is_as_wanted(gpu: Gpu) -> None:
+    profile = gpu.model.profiles[0]
+    gpu.become(Layout(True), set())
+    instances.create(gpu.node, 0, profile.name, profile.starts[0], ())
+    have = gpu.read().layout
+    assert have is not None
+    for file in (gpu.node.path / "dev/nvidia-caps").iterdir():
+        file.unlink()
+
+    def run(*, check_mode: bool = False, **more: Any) -> tuple[bool, list[str]]:
+        [done] = gpu.run(lambda _reading: as_it_is(have, mig=True), gpus=[gpu.uuid], check_mode=check_mode, **more)["gpus"]
+        assert done["steps"] == [] and done["error"] is None
+        return done["changed"], done["device_files"]
+
+    changed, files = run(check_mode=True)
+    assert changed and len(files) == 1 and files[0].endswith("/access")
+    assert run(nvidia_modprobe="/nonexistent") == (False, []) and run(check_mode=True) == run() == (True, files)
+    assert run(check_mode=True) == run() == (False, [])
+
+
+def test_who_has_the_gpu_open_whose_mode_is_to_change_is_named_before(gpu: Gpu) -> None:
+    """And of no other change: instances come and go beside a monitor."""
+    gpu.become(Layout(True), set())
+    pid = gpu.node.start([0], "dcgm", 0, kind="monitor")
+    try:
+        [off] = gpu.run(lambda _reading: Want(False), gpus=[gpu.uuid], check_mode=True)["gpus"]
+        [more] = gpu.run(lambda _reading: want_counts(gpu.model, {gpu.model.profiles[0].name: 1}), gpus=[gpu.uuid], check_mode=True)["gpus"]
+    finally:
+        gpu.node.exit(pid)
+    assert off["error"] is None and [(one["pid"], one["name"]) for one in off["clients"]] == [(pid, "dcgm")]
+    assert more["steps"] and more["clients"] == []

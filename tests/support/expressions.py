@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ansible.plugins.filter.core import FilterModule
+from ansible.plugins.filter.mathstuff import FilterModule as SetFilterModule
 from jinja2 import ChainableUndefined
 from jinja2.nativetypes import NativeEnvironment
 
@@ -19,7 +20,8 @@ from jinja2.nativetypes import NativeEnvironment
 def evaluated(expression: Any, **given: Any) -> Any:
     """What Ansible makes of it where these variables are set."""
     environment = NativeEnvironment(undefined=ChainableUndefined)
-    environment.filters = {name: _unrolled(filter_) for name, filter_ in {**FilterModule().filters(), **environment.filters}.items()}
+    known = {**SetFilterModule().filters(), **FilterModule().filters(), **environment.filters}
+    environment.filters = {name: _unrolled(filter_) for name, filter_ in known.items()}
     return environment.from_string(str(expression).strip()).render(given)
 
 

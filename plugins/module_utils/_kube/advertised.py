@@ -12,13 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import GPU, MIG, SHARED, is_gpu
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Pod, terminating
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.names import parse_name
-from ansible_collections.gpuops.remediation.plugins.module_utils._names import GPU_RESOURCE_PREFIX
 
-GPU = GPU_RESOURCE_PREFIX + "gpu"
-MIG = GPU_RESOURCE_PREFIX + "mig-"
-SHARED = ".shared"
 LABEL_STRATEGY = "nvidia.com/mig.strategy"  # on the node, by GPU feature discovery
 STRATEGIES = ("mixed", "single")
 # As the GPU operator, the Helm chart and the plain manifest label its pods
@@ -64,7 +61,7 @@ def _whole(name: str) -> bool:
 def advertised(node: Mapping[str, Any], part: str = "allocatable") -> dict[str, int]:
     """The GPUs and MIG devices that can be allocated on the node; what is there no more stands at 0 for a while, and then not at all."""
     told = (node.get("status") or {}).get(part) or {}
-    return {name: int(count) for name, count in told.items() if (name.startswith((GPU, MIG))) and int(count)}
+    return {name: int(count) for name, count in told.items() if is_gpu(name) and int(count)}
 
 
 def shared(node: Mapping[str, Any]) -> list[str]:

@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import is_gpu
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Taint
-from ansible_collections.gpuops.remediation.plugins.module_utils._names import ANNOTATION_EVICT, GPU_RESOURCE_PREFIX
+from ansible_collections.gpuops.remediation.plugins.module_utils._names import ANNOTATION_EVICT
 
 Pod = Mapping[str, Any]
 MIRROR = "kubernetes.io/config.mirror"
@@ -172,7 +173,7 @@ def wants_gpu(pod: Pod, gpu_claims: Collection[str] = ()) -> bool:
     for container in [*spec["containers"], *(spec.get("initContainers") or ())]:
         resources = container.get("resources") or {}
         for name, amount in {**(resources.get("requests") or {}), **(resources.get("limits") or {})}.items():
-            if name.startswith(GPU_RESOURCE_PREFIX) and str(amount) != "0":
+            if is_gpu(name) and str(amount) != "0":
                 return True
     return False
 

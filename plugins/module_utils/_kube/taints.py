@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Step
-from ansible_collections.gpuops.remediation.plugins.module_utils._names import ANNOTATION_INCIDENTS, GPU_RESOURCE_PREFIX, LABEL_MANAGED
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import is_gpu
+from ansible_collections.gpuops.remediation.plugins.module_utils._names import ANNOTATION_INCIDENTS, LABEL_MANAGED
 
 Taint = Mapping[str, Any]
 
@@ -86,7 +87,7 @@ def parse_node(raw: Mapping[str, Any]) -> Node:
         gpu_resources=tuple(
             name
             for name, amount in sorted(((raw.get("status") or {}).get("capacity") or {}).items())
-            if name.startswith(GPU_RESOURCE_PREFIX) and str(amount) != "0"
+            if is_gpu(name) and str(amount) != "0"
         ),
     )
 

@@ -23,6 +23,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors imp
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import GPU, Plan, plan
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading, step_from_data
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reset import RESET_SECONDS
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.wants import Want
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.journal import Journal
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Emit
@@ -48,7 +49,7 @@ class Order:
 
 @dataclass
 class Told:
-    """What a child has told. `made` are the steps that are certain, `open` is the one that it began and never told the end of."""
+    """What a child has told. `made` are the steps that are certain, `open` is the one that it began and never told the end of, nor that it was refused."""
 
     made: list[step.MigStep] = field(default_factory=list)
     open: Optional[step.MigStep] = None
@@ -69,9 +70,10 @@ def heard(items: Iterable[Mapping[str, Any]], why: Optional[str]) -> Told:
         elif "made" in item:
             told.made.append(step_from_data(item["made"]))
             told.open = None
+        elif "refused" in item:
+            told.open = None
         elif "problem" in item:
             told.problems.append(item["problem"])
-            told.open = None
         elif "reset_required" in item:
             told.reset_required = True
     if why is not None:
@@ -113,21 +115,27 @@ class Child:
         try:
             reading = self._device.read()
             if prior.mig:
-                reading = self._mode_back(uuid, prior, reading, allow_reset)
+                reading = self._mode_back(uuid, attempted, prior, reading, allow_reset)
             layout = reading.layout or Layout(False)
             for one in step.undo(layout, attempted) if layout.mig else ():
                 reading = self._try(uuid, one, reading)
             if not prior.mig:
-                self._mode_back(uuid, prior, reading, allow_reset)
+                self._mode_back(uuid, attempted, prior, reading, allow_reset)
         except RemediationError as error:
             self._emit({"problem": error.failure()})
 
-    def _mode_back(self, uuid: str, prior: Layout, reading: Reading, allow_reset: bool) -> Reading:
+    def _mode_back(self, uuid: str, attempted: Sequence[step.MigStep], prior: Layout, reading: Reading, allow_reset: bool) -> Reading:
+        """The mode, and then the one that was pending before; both only where this run set one."""
+        if all(one.instance for one in attempted):
+            return reading
         layout = reading.layout or Layout(False)
-        pending = layout.mig if layout.pending is None else layout.pending
-        for one in step.mode_steps(layout.mig, pending, prior.mig, reading.resetless):
-            if one.action != step.RESET or allow_reset:
-                reading = self._try(uuid, one, reading)
+        if layout.mig != prior.mig:
+            for one in step.mode_steps(layout.mig, layout.to_be, prior.mig, reading.resetless):
+                if one.action != step.RESET or allow_reset:
+                    reading = self._try(uuid, one, reading)
+        layout = reading.layout or Layout(False)
+        if layout.mig == prior.mig and layout.to_be != prior.to_be:
+            reading = self._try(uuid, step.set_mode(layout.to_be, prior.to_be, reading.resetless), reading)
         return reading
 
     def _try(self, uuid: str, todo: step.MigStep, reading: Reading) -> Reading:
@@ -140,13 +148,17 @@ class Child:
             return self._device.read()
 
     def _do(self, uuid: str, todo: step.MigStep, before: Reading) -> Reading:
-        if time.monotonic() >= self._until:
+        if time.monotonic() + (RESET_SECONDS if todo.action == step.RESET else 0) >= self._until:
             raise TimeIsUp(f"no time is left to {todo.action} {todo.target}")
         self._keep_lock()
         target = f"{uuid} {todo.target}"
         self._journal.intended(todo.action, target, todo.before, todo.after)
         self._emit({"intended": asdict(todo)})
-        self._device.do(todo, before)
+        try:
+            self._device.do(todo, before)
+        except RemediationError:
+            self._emit({"refused": todo.action})
+            raise
         after = self._device.read()
         self._emit({"made": asdict(_made(todo, before, after))})
         self._check(todo, before, after)
@@ -159,7 +171,7 @@ class Child:
             raise NotAsWanted("the GPU says that it has no MIG any more", differs=[])
         if todo.instance is None:
             waits = todo.action != step.RESET and not before.resetless
-            if (after.layout.pending if waits and after.layout.pending is not None else after.layout.mig) == todo.after:
+            if (after.layout.to_be if waits else after.layout.mig) == todo.after:
                 return
             raise NotAsWanted("the mode is not what it was set to", differs=[])
         expected = step.predict(before.layout, [todo])

@@ -46,18 +46,17 @@ def main(config: str, tell: Tell = _say) -> int:
 
 def restore(config: Mapping[str, Any], tell: Tell) -> bool:
     """Nothing busy is destroyed, and nothing that the kubelet has given away: the program may be started long after the boot."""
-    given = _given(config["kubelet_dir"])
     ends = time.monotonic() + config["driver_seconds"]
+    params = config["mig_layout"]
+    params = {**params, "given": [*params["given"], *_given(config["kubelet_dir"])]}
+    node = Node.from_params(params)
+    _refuse_locked(node)
     well = True
-    for params in config["layouts"]:
-        node = Node.from_params(params)
-        _refuse_locked(node)
-        result = _once_there_is_a_driver({**params, "given": [*params["given"], *given]}, node, ends)
-        for gpu in result["gpus"]:
-            error = gpu["error"]
-            done = f"{len(gpu['steps'])} steps" if gpu["changed"] else "nothing to do"
-            tell(f"GPU {gpu['pci_bus_id'] or gpu['uuid']}: {error['msg'] if error else done}")
-            well = well and not error and not gpu["reset_required"]
+    for gpu in _once_there_is_a_driver(params, node, ends)["gpus"]:
+        error = gpu["error"]
+        done = f"{len(gpu['steps'])} steps" if gpu["changed"] else "nothing to do"
+        tell(f"GPU {gpu['pci_bus_id'] or gpu['uuid']}: {error['msg'] if error else done}")
+        well = well and not error and not gpu["reset_required"]
     return well
 
 

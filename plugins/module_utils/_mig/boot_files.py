@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -83,6 +83,6 @@ def show(files: Files) -> dict[str, Any]:
     return {path: told(path, data) for path, data in files.items()}
 
 
-def config_of(layouts: Sequence[Mapping[str, Any]], kubelet_dir: str, driver_seconds: float) -> bytes:
-    document = {"driver_seconds": driver_seconds, "kubelet_dir": kubelet_dir, "layouts": list(layouts)}
+def config_of(params: Mapping[str, Any], kubelet_dir: str, driver_seconds: float) -> bytes:
+    document = {"driver_seconds": driver_seconds, "kubelet_dir": kubelet_dir, "mig_layout": params}
     return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()

@@ -40,24 +40,37 @@ COMPUTE: dict[str, Any] = {
     "elements": "dict",
     "options": {"slices": {"type": "int", "required": True}, "start": {"type": "int"}},
 }
+_WAYS = ("counts", "instances", "mig_parted", "mig_enabled")  # to say what is wanted
+_PARTED = ("mig_parted", "mig_parted_config")
+_WANTED: dict[str, Any] = {
+    "gpus": {"type": "list", "elements": "str", "default": []},
+    "counts": {"type": "dict"},
+    "instances": {
+        "type": "list",
+        "elements": "dict",
+        "options": {"profile": {"type": "str", "required": True}, "start": {"type": "int"}, "compute": COMPUTE},
+    },
+    "mig_parted": {"type": "raw"},
+    "mig_parted_config": {"type": "str"},
+    "mig_enabled": {"type": "bool"},
+}
 LAYOUT_SPEC: dict[str, Any] = {
     "argument_spec": {
         **OPTIONS,
-        "gpus": {"type": "list", "elements": "str", "default": []},
-        "counts": {"type": "dict"},
-        "instances": {
+        **_WANTED,
+        "layouts": {
             "type": "list",
             "elements": "dict",
-            "options": {"profile": {"type": "str", "required": True}, "start": {"type": "int"}, "compute": COMPUTE},
+            "options": _WANTED,
+            "mutually_exclusive": [_WAYS[:3]],
+            "required_one_of": [_WAYS],
+            "required_together": [_PARTED],
         },
-        "mig_parted": {"type": "raw"},
-        "mig_parted_config": {"type": "str"},
-        "mig_enabled": {"type": "bool"},
         "may_move": {"type": "bool", "default": True},
     },
-    "mutually_exclusive": [("counts", "instances", "mig_parted")],
-    "required_one_of": [("counts", "instances", "mig_parted", "mig_enabled")],
-    "required_together": [*LOCK_TOGETHER, ("mig_parted", "mig_parted_config")],
+    "mutually_exclusive": [_WAYS[:3], *(("layouts", name) for name in ("gpus", *_WAYS))],
+    "required_one_of": [(*_WAYS, "layouts")],
+    "required_together": [*LOCK_TOGETHER, _PARTED],
 }
 
 

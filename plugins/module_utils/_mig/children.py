@@ -56,16 +56,21 @@ class Children:
         answers = self._collect({_modprobe(work): partial(device_files.make, nvidia_modprobe, paths[work.uuid]) for work in todo}, seconds)
         for work in todo:
             why = answers[_modprobe(work)].why
-            if why is not None:
+            if why is None:
+                work.device_files = () if work.has_steps else paths[work.uuid]
+            else:
                 work.warnings.append(f"instances of {work.uuid} have no device file, and containers cannot open them: {why}")
 
     def _side_by_side(self, works: Sequence[Work], seconds: float, act: Callable[[Any, Child], None]) -> Iterator[tuple[Work, Told]]:
-        """But one after the other where the mode changes or the GPU is reset: other clients of the driver can be in the way, also ours."""
+        """But one after the other where the mode changes or the GPU is reset: other clients of the driver can be in the way, also ours.
+
+        Each of those gets all the time that is left: a share of it could be too short for a reset, of which most take a few seconds.
+        """
         ends = time.monotonic() + seconds
-        groups = [*([work] for work in works if _is_of_mode(work)), [work for work in works if not _is_of_mode(work)]]
-        for number, group in enumerate(groups):
+        groups = [*([work] for work in works if work.changes_mode), [work for work in works if not work.changes_mode]]
+        for group in groups:
             if group:
-                yield from self._at_once(group, max((ends - time.monotonic()) / (len(groups) - number), _LEAST_SECONDS), act)
+                yield from self._at_once(group, max(ends - time.monotonic(), _LEAST_SECONDS), act)
 
     def _at_once(self, works: Sequence[Work], seconds: float, act: Callable[[Any, Child], None]) -> Iterator[tuple[Work, Told]]:
         """Whatever is done to a GPU has one name, so that no second child follows one that hangs and cannot be killed."""
@@ -84,14 +89,10 @@ class Children:
     def _on_gpu(self, work: Work, act: Callable[[Any, Child], None], until: float, emit: Emit) -> None:
         def reset(pci_bus_id: str) -> None:
             emit({"begins": "nvidia-smi --gpu-reset"})
-            reset_gpu(self._nvidia_smi, pci_bus_id, max(1.0, until - time.monotonic()))
+            reset_gpu(self._nvidia_smi, pci_bus_id, until - time.monotonic(), emit)
 
         calls = Calls(nvml.start(self._node.nvml_library, lambda _version: None), lambda name: emit({"begins": name}))
         act(work, Child(Device(calls, work.uuid, reset), self._journal, self._keep_lock, emit, until))
-
-
-def _is_of_mode(work: Work) -> bool:
-    return work.plan is not None and any(one.instance is None for one in work.plan.steps)
 
 
 def _modprobe(work: Work) -> str:

@@ -73,7 +73,10 @@ class Device:
         """The call succeeds whatever stands in the way; that is in its status, and in the modes afterwards."""
         status = self._nvml.nvmlDeviceSetMigMode(self._gpu(), int(on))
         self._handle = None  # handles may be stale now
-        current, pending = self._nvml.nvmlDeviceGetMigMode(self._gpu())
+        try:
+            current, pending = self._nvml.nvmlDeviceGetMigMode(self._gpu())
+        except self._nvml.NVMLError:  # nothing was refused; whoever reads next finds out
+            return
         if (current if resetless else pending) == int(on):
             return
         if status == self._nvml.NVML_ERROR_IN_USE:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
+from ansible_collections.gpuops.remediation.plugins.module_utils._node import programs
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Emit
 
@@ -36,13 +36,11 @@ def make(nvidia_modprobe: str, paths: Sequence[str], emit: Emit) -> None:
     for path in paths:
         emit({"begins": path})
         try:
-            done = subprocess.run(
-                [nvidia_modprobe, "-f", path], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-            )  # fmt: skip
+            status, words = programs.run([nvidia_modprobe, "-f", path], emit)
         except OSError as error:
             raise DeviceFileError(f"{nvidia_modprobe} cannot be run: {error.strerror}") from error
-        if done.returncode:
-            raise DeviceFileError(f"{nvidia_modprobe} -f {path}: {done.stdout.strip()}")
+        if status:
+            raise DeviceFileError(f"{nvidia_modprobe} -f {path}: {words}")
 
 
 def _capabilities(proc: ProcFs, reading: Reading) -> Iterator[Path]:

@@ -72,6 +72,11 @@ class Layout:
         object.__setattr__(self, "instances", tuple(sorted(self.instances, key=lambda one: one.placement)))
 
     @property
+    def to_be(self) -> bool:
+        """The mode after the next reset."""
+        return self.mig if self.pending is None else self.pending
+
+    @property
     def occupied(self) -> int:
         return sum(instance.placement.slots for instance in self.instances)
 

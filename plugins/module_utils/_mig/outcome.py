@@ -25,13 +25,19 @@ _NOTHING: dict[str, Any] = {
     "changed": False,
     "steps": [],
     "moved": [],
+    "clients": [],
+    "device_files": [],
     "reset_required": False,
 }
 
 
 @dataclass
 class Work:
-    """One GPU: what it was, what is to be done, and what came of it. `blocked` is what is busy, in the way, and could be freed."""
+    """One GPU: what it was, what is to be done, and what came of it.
+
+    `blocked` is what is busy, in the way, and could be freed. `device_files` are the capability files of instances that were as wanted, and
+    could not be opened by containers. `clients` have the GPU open whose mode is to change.
+    """
 
     state: GpuState
     order: Optional[Order] = None
@@ -41,6 +47,8 @@ class Work:
     made: Sequence[step.MigStep] = ()
     after: Optional[Reading] = None
     reset_required: bool = False
+    device_files: Sequence[str] = ()
+    clients: Sequence[Mapping[str, Any]] = ()
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -60,8 +68,28 @@ class Work:
         return (self.after.layout if self.after else None) or self.prior
 
     @property
+    def changed(self) -> bool:
+        """What was taken back is no change, and what nobody can read is one."""
+        return self.unread or bool(self.device_files) or (bool(self.made) and self.now != self.prior)
+
+    @property
+    def unread(self) -> bool:
+        """Whether it was touched, and nobody can tell what it is like now."""
+        return bool(self.made) and self.after is None
+
+    @property
     def has_steps(self) -> bool:
         return self.plan is not None and bool(self.plan.steps)
+
+    @property
+    def changes_mode(self) -> bool:
+        return self.plan is not None and any(one.instance is None for one in self.plan.steps)
+
+    @property
+    def resets(self) -> bool:
+        """Whether a reset is a part of it, and allowed."""
+        allowed = self.order is not None and self.order.allow_reset
+        return allowed and self.plan is not None and any(one.action == step.RESET for one in self.plan.steps)
 
     def fail(self, error: RemediationError, **more: Any) -> None:
         self.error = {**error.failure(), **more}
@@ -102,11 +130,13 @@ def _gpu(work: Work) -> dict[str, Any]:
         "uuid": answer.uuid,
         "pci_bus_id": answer.pci_bus_id,
         "name": reading.name if reading else None,
-        "changed": bool(work.made),
+        "changed": work.changed,
         "before": show(work.prior, reading) if reading else None,
-        "after": show(work.now, work.after or reading) if reading else None,
+        "after": show(work.now, work.after or reading) if reading and not work.unread else None,
         "steps": [_step(one) for one in work.made],
         "moved": [one.name for one in work.plan.moved] if work.plan else [],
+        "clients": list(work.clients),
+        "device_files": list(work.device_files),
         "reset_required": work.reset_required,
         "error": {"kind": work.error["error_kind"], **{key: value for key, value in work.error.items() if key != "error_kind"}}
         if work.error

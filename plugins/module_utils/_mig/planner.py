@@ -58,7 +58,9 @@ def plan(model: Model, current: Layout, want: Want, busy: Collection[str] = (), 
 
 class _Planner:
     def __init__(self, model: Model, current: Layout, want: Want, busy: Collection[str]) -> None:
-        self.model, self.current, self.mode_wanted = model, current, want.mig
+        self.model, self.current = model, current
+        self.mode_left = want.mig is None
+        self.mode_wanted = current.mig if want.mig is None else want.mig
         self.board = board_of(model)
         self.gpu_busy = GPU in busy
         self.busy = _busy_names(current, busy)
@@ -173,7 +175,7 @@ class _Planner:
         gone = [instances[one] for one in found.gone]
         new = [self._new(piece, start) for piece, start in found.placed]
         inside = [self._steps_inside(one, piece) for one, piece in found.kept]
-        mode = list(step.mode_steps(current.mig, current.mig if current.pending is None else current.pending, self.mode_wanted, resetless))
+        mode = [] if self.mode_left else list(step.mode_steps(current.mig, current.to_be, self.mode_wanted, resetless))
         layout_steps = [*(one for few in inside for one in few), *self._ordered(gone, new, bool(found.kept))]
         ordered = [*mode, *layout_steps] if self.mode_wanted else [*layout_steps, *mode]
         steps = tuple(step.with_first_creations_named(current, ordered))

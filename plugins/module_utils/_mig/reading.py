@@ -62,7 +62,7 @@ def show(layout: Layout, reading: Reading) -> dict[str, Any]:
     profiles = {one.name: one for one in model.profiles} if model else {}
     return {
         "mig": layout.mig,
-        "pending": layout.mig if layout.pending is None else layout.pending,
+        "pending": layout.to_be,
         "instances": [
             {
                 "name": one.name,

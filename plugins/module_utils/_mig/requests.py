@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, Optional
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import records
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import parted
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Infeasible
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import GpuInstance, Layout
@@ -31,6 +32,25 @@ Request = Callable[[Reading], Optional[Want]]
 
 def request_of(params: Mapping[str, Any]) -> Request:
     """Of mig_layout's options, of which the argument spec lets through what goes together."""
+    if params["layouts"] is not None:
+        return _last_of([(frozenset(records.normalise(one["gpus"])), _request_of(one)) for one in params["layouts"]])
+    return _request_of(params)
+
+
+def _last_of(entries: Sequence[tuple[frozenset[str], Request]]) -> Request:
+    """Of the entries that have something to say of a GPU the last, as nvidia-mig-parted has it. Without names it is of all of them."""
+
+    def request(reading: Reading) -> Optional[Want]:
+        for names, of_entry in reversed(entries):
+            want = of_entry(reading) if not names or {reading.uuid, reading.pci_bus_id} & names else None
+            if want is not None:
+                return want
+        return None
+
+    return request
+
+
+def _request_of(params: Mapping[str, Any]) -> Request:
     if params["mig_enabled"] is False:
         if any(params[name] is not None for name in ("counts", "instances", "mig_parted")):
             raise Infeasible("mig_enabled is false, and a layout is wanted", reason="mode")
@@ -60,18 +80,18 @@ def one_more(wanted: WantedInstance, *, may_move: bool) -> Request:
 
 
 def one_less(profile: str, start: int) -> Request:
-    """The layout without that instance, however it is divided."""
+    """The layout without that instance, however it is divided; the mode is nobody's business."""
 
     def request(reading: Reading) -> Want:
         model, layout = _board(reading)
         known = known_profile(model, profile)[0]
         rest = tuple(one for one in layout.instances if (one.profile, one.placement.start) != (known.name, start))
-        return as_it_is(replace(layout, instances=rest), mig=layout.mig)
+        return as_it_is(replace(layout, instances=rest), mig=None)
 
     return request
 
 
-def as_it_is(layout: Layout, *, mig: bool) -> Want:
+def as_it_is(layout: Layout, *, mig: Optional[bool]) -> Want:
     """A GPU instance without compute instances stays one."""
     return Want(mig, tuple(WantedInstance(one.profile, one.placement.start, _compute(one)) for one in layout.instances))
 

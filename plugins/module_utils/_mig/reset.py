@@ -7,24 +7,24 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import ResetRequired
+from ansible_collections.gpuops.remediation.plugins.module_utils._node import programs
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Emit
+
+# Most take seconds, those of a board with NVLink switches longer. One that is killed midway may leave the GPU unusable, so that none is begun
+# with less time.
+RESET_SECONDS = 60.0
 
 
-def reset_gpu(nvidia_smi: str, pci_bus_id: str, timeout_seconds: float) -> None:
+def reset_gpu(nvidia_smi: str, pci_bus_id: str, timeout_seconds: float, emit: Emit) -> None:
     """That GPU and no other. Its last words say why not: what uses it, or that a virtual machine cannot."""
-    command = [nvidia_smi, "--gpu-reset", "-i", pci_bus_id]
-    environment = {**os.environ, "LC_ALL": "C"}
     try:
-        done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            timeout=timeout_seconds, check=False,
-        )  # fmt: skip
+        status, words = programs.run([nvidia_smi, "--gpu-reset", "-i", pci_bus_id], emit, timeout_seconds)
     except OSError as error:
         raise ResetRequired(f"GPU {pci_bus_id} has to be reset, and {nvidia_smi} cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise ResetRequired(f"GPU {pci_bus_id} has to be reset, and {nvidia_smi} did not end within {timeout_seconds:.0f} s") from error
-    if done.returncode:
-        raise ResetRequired(f"GPU {pci_bus_id} has to be reset, and {nvidia_smi} could not: {done.stdout.strip()}")
+    if status:
+        raise ResetRequired(f"GPU {pci_bus_id} has to be reset, and {nvidia_smi} could not: {words}")

@@ -36,9 +36,13 @@ class MigStep(Step):
     consequences: tuple[str, ...] = ()
 
 
+def set_mode(pending: bool, want: bool, resetless: bool) -> MigStep:
+    return MigStep(ENABLE if want else DISABLE, "mode", pending, want, consequences=(AT_ONCE if resetless else PENDING,))
+
+
 def mode_steps(current: bool, pending: bool, want: bool, resetless: bool) -> Iterator[MigStep]:
     if pending != want or (current != want and resetless):
-        yield MigStep(ENABLE if want else DISABLE, "mode", pending, want, consequences=(AT_ONCE if resetless else PENDING,))
+        yield set_mode(pending, want, resetless)
     if current != want and not resetless:
         yield MigStep(RESET, "mode", current, want, consequences=(RESETS,))
 
@@ -89,7 +93,7 @@ def differences(wanted: Layout, found: Layout) -> list[str]:
     told = [f"{name} is missing" for name in expected if name not in there] + [
         f"{name} is there too" for name in there if name not in expected
     ]
-    modes = [(layout.mig, layout.mig if layout.pending is None else layout.pending) for layout in (wanted, found)]
+    modes = [(layout.mig, layout.to_be) for layout in (wanted, found)]
     if modes[0] != modes[1]:
         told.insert(0, f"MIG is {_mode(*modes[1])}, not {_mode(*modes[0])}")
     return told

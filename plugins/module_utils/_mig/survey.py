@@ -53,7 +53,6 @@ class GpuState:
 class Survey:
     driver_version: Optional[str]
     gpus: tuple[GpuState, ...]
-    unknown: tuple[str, ...]
     why: Optional[str]
 
 
@@ -81,7 +80,7 @@ def survey(node: Node, wanted: Sequence[str], timeout_seconds: float) -> Survey:
         holding = [item for item in seen.items if "held" in item]
         minor = answer.reading.minor if answer.reading else None
         states.append(GpuState(answer, clients.join(minor, gpu.processes, holding), unseen))
-    return Survey(mig.driver_version, tuple(states), mig.unknown, mig.why)
+    return Survey(mig.driver_version, tuple(states), mig.why)
 
 
 def _name(reading: Optional[Reading], place: clients.Place) -> Optional[str]:

@@ -17,7 +17,8 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.act imp
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.act import Want as CgroupWant
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import converge
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig import outcome, watched
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import records
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig import device_files, outcome, watched
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import steps as step
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.apply import Order
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.children import Children
@@ -27,6 +28,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig.outcome im
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import GPU, Plan
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.requests import Request
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reset import RESET_SECONDS
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.survey import GpuState, Survey, overlap, survey
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.journal import Journal
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
@@ -36,12 +38,13 @@ _READ_SECONDS = 20.0
 _POLL_SECONDS = 1.0
 _CHANGE_SHARE = 0.6  # of the time; the rest is for taking back and for reading what came of it
 _READ_SHARE = 0.1
+_MORE_SECONDS = 2 * RESET_SECONDS  # of all the time, for each GPU that is reset: its share for changes is more than a reset may take
 _HARMLESS = (step.CREATE, step.CREATE_COMPUTE)
 
 
 @dataclass(frozen=True)
 class Options:
-    """The modules' options, by their names."""
+    """The modules' options, by their names. `gpus` are all that are named, and `every_gpu` is whether something is said of the others too."""
 
     gpus: Sequence[str]
     busy: str
@@ -54,10 +57,13 @@ class Options:
     timeout_seconds: float
     nvidia_smi: str
     nvidia_modprobe: str
+    every_gpu: bool = False
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> Options:
-        return cls(**{one.name: params[one.name] for one in fields(cls)})
+        named = [one["gpus"] for one in params.get("layouts") or [params]]
+        own: dict[str, Any] = {"gpus": sorted({name for names in named for name in names}), "every_gpu": not all(named)}
+        return cls(**own, **{one.name: params[one.name] for one in fields(cls) if one.name not in own})
 
 
 class LayoutTask:
@@ -81,9 +87,13 @@ class LayoutTask:
             if check_mode:
                 for work in planned:
                     outcome.predict(work, allow_reset=self._options.allow_reset)
+                    if work.reading is not None and not work.has_steps:
+                        work.device_files = device_files.missing(self._node.proc, self._node.dev_root, work.reading)
             else:
                 self._apply(planned)
-        return outcome.result(works, found.unknown, found.why), [one for work in works for one in work.warnings]
+        names = records.normalise(self._options.gpus)
+        unknown = [name for name in names if not any(one.answer.is_one_of([name]) for one in found.gpus)]
+        return outcome.result(works, unknown, found.why), [one for work in works for one in work.warnings]
 
     # --- what is to be done, once what is busy lets it ---
 
@@ -91,7 +101,7 @@ class LayoutTask:
         ends = time.monotonic() + self._options.busy_timeout_seconds
         while True:
             self._keep_lock()
-            found = survey(self._node, self._options.gpus, _READ_SECONDS)
+            found = survey(self._node, [] if self._options.every_gpu else self._options.gpus, _READ_SECONDS)
             if found.why is not None and not found.gpus:
                 raise Refused(f"NVML does not answer: {found.why}")
             works = [self._work(state, check_mode) for state in found.gpus]
@@ -119,6 +129,7 @@ class LayoutTask:
             freed = self._drained.get(work.uuid, ()) if check_mode and work.uuid not in self._undrained else ()
             work.order = self._order(state, reading, freed)
             work.plan = self._plan(state, reading, work.order, freed) if work.order else None
+            work.clients = state.holders_of([GPU]) if work.changes_mode else ()
         except (Busy, Fragmented) as error:
             names = list(error.details["instances"])
             holders = state.holders_of(names)
@@ -175,11 +186,12 @@ class LayoutTask:
 
     def _apply(self, works: Sequence[Work]) -> None:
         options, todo = self._options, [work for work in works if work.has_steps]
-        ends = time.monotonic() + options.timeout_seconds
+        seconds = options.timeout_seconds + _MORE_SECONDS * sum(work.resets for work in todo)
+        ends = time.monotonic() + seconds
         children = Children(self._node, self._journal, self._keep_lock, options.nvidia_smi)
-        children.change(todo, options.timeout_seconds * _CHANGE_SHARE)
+        children.change(todo, seconds * _CHANGE_SHARE)
         failed = [work for work in todo if work.error is not None]
-        children.take_back(failed, ends - time.monotonic() - options.timeout_seconds * _READ_SHARE, allow_reset=options.allow_reset)
+        children.take_back(failed, ends - time.monotonic() - seconds * _READ_SHARE, allow_reset=options.allow_reset)
         if todo:
             found = watched.read_node(self._node, [work.uuid for work in todo], timeout_seconds=max(5.0, ends - time.monotonic()))
             answers = {answer.uuid: answer for answer in found.gpus}
@@ -199,9 +211,12 @@ class LayoutTask:
             if work.error["error_kind"] == Busy.kind:
                 self._name_holders(work, work.error)
         elif work.order is not None and not work.reset_required:
-            left = work.order.plan(work.after).steps
-            if left:
-                work.fail(NotAsWanted("the change did not hold", differs=[f"{one.action} {one.target}" for one in left]))
+            try:
+                differs = [f"{one.action} {one.target}" for one in work.order.plan(work.after).steps]
+            except RemediationError as error:  # somebody else was there meanwhile
+                differs = [str(error)]
+            if differs:
+                work.fail(NotAsWanted(f"the change did not hold: {', '.join(differs)}", differs=differs))
 
     def _name_holders(self, work: Work, error: dict[str, Any]) -> None:
         """Of what the driver said is in use. Nobody was seen in it before, so that whoever has just the GPU's device file open may be it."""

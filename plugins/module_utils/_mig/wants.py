@@ -38,9 +38,9 @@ class WantedInstance:
 
 @dataclass(frozen=True)
 class Want:
-    """All that a GPU shall have; what it has beyond this goes."""
+    """All that a GPU shall have; what it has beyond this goes. `mig` None leaves the mode as it is, pending or not."""
 
-    mig: bool
+    mig: Optional[bool]
     instances: tuple[WantedInstance, ...] = ()
 
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
-from ansible_collections.gpuops.remediation.plugins.module_utils._names import GPU_RESOURCE_PREFIX
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import is_gpu
 
+REPLICA = "::"  # between a device and the number of its replica
 CHECKPOINT = "device-plugins/kubelet_internal_checkpoint"
 
 
@@ -39,7 +40,10 @@ def read(kubelet_dir: str) -> dict[str, Any]:
 
 
 def parse(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """`allocations`, one a pod, container and resource, and `registered`, the devices by resource; NVIDIA's only."""
+    """`allocations`, one a pod, container and resource, and `registered`, the devices by resource; GPUs and MIG devices only.
+
+    `shared` are the resources of which more is registered than there are devices, whether their names say so or not.
+    """
     data = checkpoint["Data"]
     allocations = [
         {
@@ -49,14 +53,14 @@ def parse(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
             "devices": _devices(entry["DeviceIDs"]),
         }
         for entry in data["PodDeviceEntries"] or ()
-        if entry["ResourceName"].startswith(GPU_RESOURCE_PREFIX)
+        if is_gpu(entry["ResourceName"])
     ]
-    registered = {
-        str(resource): sorted({_device(one) for one in devices or ()})
-        for resource, devices in (data["RegisteredDevices"] or {}).items()
-        if resource.startswith(GPU_RESOURCE_PREFIX)
+    told = {str(resource): devices or () for resource, devices in (data["RegisteredDevices"] or {}).items() if is_gpu(resource)}
+    return {
+        "allocations": allocations,
+        "registered": {resource: sorted({_device(one) for one in devices}) for resource, devices in told.items()},
+        "shared": sorted(resource for resource, devices in told.items() if any(REPLICA in one for one in devices)),
     }
-    return {"allocations": allocations, "registered": registered}
 
 
 def _devices(told: Any) -> list[str]:
@@ -67,4 +71,4 @@ def _devices(told: Any) -> list[str]:
 
 def _device(name: str) -> str:
     """The UUID; a plugin that shares a device numbers its replicas, `UUID::3`."""
-    return name.partition("::")[0]
+    return name.partition(REPLICA)[0]

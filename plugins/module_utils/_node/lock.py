@@ -56,8 +56,8 @@ class FileLock:
     def seconds_left(self, lease: Lease) -> float:
         return max(0.0, lease.until - self._clock()) if lease.holder is not None and lease.boot_id == self._boot_id else 0.0
 
-    def _write(self, token: int, holder: str | None) -> Lease:
-        lease = Lease(token, holder, self._boot_id, self._clock() + self._lease_seconds if holder else 0.0)
+    def _write(self, token: int, holder: str | None, at_least: float = 0.0) -> Lease:
+        lease = Lease(token, holder, self._boot_id, self._clock() + max(self._lease_seconds, at_least) if holder else 0.0)
         self._state.write(_FILE, asdict(lease))
         return lease
 
@@ -82,13 +82,13 @@ class FileLock:
             return self._write(self.token_for(self.read(), holder, token), holder)
 
     def check_and_renew(self, token: int, holder: str) -> Lease:
-        """A lease that lapsed and that nobody took goes on with its token."""
+        """A lease that lapsed and that nobody took goes on with its token. One that was taken for longer is not made shorter."""
         with self._state.locked():
             have = self.read()
             if not have.is_of(token, holder):
                 found = f"{have.holder or 'nobody'} has it with token {have.token}"
                 raise LockLost(f"{holder} lost the node's lock (token {token}): {found}", holder=have.holder, token=have.token)
-            return self._write(token, holder)
+            return self._write(token, holder, self.seconds_left(have))
 
     def release(self, token: int, holder: str) -> Lease:
         """Gives up what is ours; what is another's by now is left alone, and that is no error."""

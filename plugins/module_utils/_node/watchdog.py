@@ -31,8 +31,9 @@ Item = Mapping[str, Any]
 Emit = Callable[[Item], None]
 Collect = Callable[[Emit], None]
 
+PR_SET_PDEATHSIG = 1
+PROGRAM = "program"  # the item by which a child tells [pid, start_ticks] of a program that it runs
 _FILE = "abandoned.json"
-_PR_SET_PDEATHSIG = 1
 _LAST_SHARE_SECONDS = 1.0  # of the time limit, kept for ending those that are late
 
 
@@ -51,6 +52,7 @@ class _Child:
     pipe: int
     start_ticks: int
     answer: Answer
+    programs: list[tuple[int, int]] = field(default_factory=list)
     buffer: bytes = b""
     open: bool = True
 
@@ -77,7 +79,8 @@ class Watchdog:
                 if child.open:
                     child.answer.why = f"did not answer within {self._timeout:g} s"
                 os.kill(child.pid, signal.SIGKILL)  # not reaped yet, so that the pid is still its own
-            stuck = [child for child in children if not _reap(child, end)]
+            stuck = [(child, child.pid, child.start_ticks) for child in children if not _reap(child, end)]
+            stuck += [(child, *one) for child in children for one in child.programs if not self._gone(*one, end)]
             if stuck:
                 self._abandon(stuck)
         answers.update({child.name: child.answer for child in children})
@@ -88,15 +91,23 @@ class Watchdog:
         found = self._state.read(_FILE, [])
         return [entry for entry in found if entry["boot_id"] == boot and self._proc.alive(entry["pid"], entry["start_ticks"])]
 
-    def _abandon(self, children: list[_Child]) -> None:
+    def _gone(self, pid: int, start_ticks: int, until: float) -> bool:
+        """A program dies with its child, and a moment later."""
+        while self._proc.alive(pid, start_ticks):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def _abandon(self, stuck: list[tuple[_Child, int, int]]) -> None:
         boot, now = self._proc.boot_id(), isoformat(time.time())
-        new = [{"source": one.name, "pid": one.pid, "start_ticks": one.start_ticks, "boot_id": boot, "since": now} for one in children]
+        new = [{"source": child.name, "pid": pid, "start_ticks": ticks, "boot_id": boot, "since": now} for child, pid, ticks in stuck]
         try:
             with self._state.locked():
                 self._state.write(_FILE, self._abandoned() + new)
         except StateDirError as error:  # what the others told is worth more than this record
-            for child in children:
-                child.answer.why = f"{child.answer.why}; pid {child.pid} cannot be killed, nor written down: {error}"
+            for child, pid, _ticks in stuck:
+                child.answer.why = f"{child.answer.why}; pid {pid} cannot be killed, nor written down: {error}"
 
 
 def _start(name: str, collect: Collect, proc: ProcFs) -> _Child:
@@ -117,7 +128,7 @@ def _run(collect: Collect, writer: int, parent: int) -> NoReturn:
     """
     code = 1
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
         os.setsid()
@@ -173,7 +184,11 @@ def _take_lines(child: _Child) -> bool:
         if "end" in item:
             child.answer.why = item["end"]
             return True
-        child.answer.items.append(item)
+        if PROGRAM in item:
+            pid, start_ticks = item[PROGRAM]
+            child.programs.append((pid, start_ticks))
+        else:
+            child.answer.items.append(item)
     return False
 
 

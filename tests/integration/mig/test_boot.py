@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 
 import pytest
 from gpusim import instances
+from loop import alive
 
 pytestmark = pytest.mark.timeout(600)
-LAYOUTS = [{"counts": {"3g.71gb": 1, "1g.18gb": 2}}]
+LAYOUTS = [{"counts": {"7g.141gb": 1}}, {"counts": {"3g.71gb": 1, "1g.18gb": 2}}]  # of all GPUs both, so that the last counts
 
 
 @pytest.fixture
@@ -100,3 +102,42 @@ def test_a_boot_that_finds_something_else(controller, host, tmp_path):
     host.driver_not_loaded()
     silent = boot(tmp_path)
     assert silent.returncode == 1 and "NVML" in silent.stdout, silent.stdout + silent.stderr
+
+
+def test_what_is_busy_is_ended_or_waited_for_where_the_inventory_says_so(controller, host):
+    """Refused else, with its holder's name."""
+    instances.set_mode(host, 0, True)
+    gi = instances.create(host, 0, "7g.141gb")
+    pid = host.start([0], "train", 1 << 30, gi=gi, ci=0)
+    refused = controller.play("mig")
+    assert not refused.ok and f"train ({pid})" in refused.output and "nothing was changed on bare-1" in refused.output
+    drained = controller.play("mig", mig_busy="drain", grace_seconds=1)
+    assert drained.ok and not alive(pid) and layouts(host)[0] == ["1g.18gb@0", "1g.18gb@1", "3g.71gb@4"], drained.output
+
+    [half] = [one["id"] for one in host.state()["gpus"][0]["mig"]["instances"] if one["start"] == 4]
+    waited_for = host.start([0], "train", 1 << 30, gi=half, ci=0)
+    ended = threading.Timer(15, host.exit, [waited_for])
+    ended.start()
+    waited = controller.play("mig", mig_busy="wait", mig_busy_timeout_seconds=120, mig_layouts=[{"counts": {"7g.141gb": 1}}])
+    ended.join()
+    assert waited.ok and layouts(host)[0] == ["7g.141gb@0"], waited.output
+
+
+def test_a_node_that_is_not_ours_any_more_is_not_cut_at_boot(controller, host, tmp_path):
+    """S7, and the opt-out: at once where the unit can see it, and else with the next run, which refuses the node."""
+    assert controller.play("mig").ok
+    unit, other = tmp_path / "units/gpuops-mig.service", tmp_path / "units/multi-user.target.wants/nvidia-mig-manager.service"
+    conditions = [line for line in unit.read_text().splitlines() if line.startswith("Condition")]
+
+    def starts():
+        return subprocess.run(["systemd-analyze", "condition", *conditions], capture_output=True, check=False).returncode == 0
+
+    assert starts()
+    other.symlink_to("/etc/systemd/system/nvidia-mig-manager.service")
+    assert not starts()
+    other.unlink()
+
+    refused = controller.play("mig", managed=False)
+    assert not refused.ok and "is opted out" in refused.output
+    left = [path for folder in ("units", "config", "program") for path in (tmp_path / folder).rglob("*") if not path.is_dir()]
+    assert left == [], refused.output

@@ -34,7 +34,7 @@ def test_one_that_ignores_sigterm(controller):
     asked = {
         "mig_hosts": "bare-1",
         "mig_instance": {"gpu": controller.uuid("bare-1", 0), "profile": "3g.71gb", "start": 4},
-        "mig_instance_seconds": 24,
+        "mig_instance_seconds": 36,
         "incident_id": incident,
         "why": "its memory is broken",
     }
@@ -61,6 +61,21 @@ def test_one_that_ignores_sigterm(controller):
     assert {line["incident_id"] for line in controller.journal("bare-1")} == {incident}
     again = controller.play("mig_decommission", **asked)
     assert again.ok and again.changed("bare-1") == 0, again.output
+
+
+def test_what_was_read_back_is_recorded_where_it_fails(controller):
+    """S9: a driver that refuses to destroy the instance, of which the compute instance is made again."""
+    node = controller.node("bare-1", gpus=1)
+    halves(node)
+    ledger = controller.ledger(write=True)
+    incident = ledger.open_incident(from_operator(Place("bare-1", "bare-1"), controller.uuid("bare-1", 0), ledger.now())).record["id"]
+    ledger.configure("act", None, False, "tests", "the test needs it")
+    node.fail("nvmlGpuInstanceDestroy", "UNKNOWN", times=None)
+    instance = {"gpu": controller.uuid("bare-1", 0), "profile": "3g.71gb", "start": 4}
+    run = controller.play("mig_decommission", mig_hosts="bare-1", mig_instance=instance, incident_id=incident)
+    assert not run.ok and "nvmlGpuInstanceDestroy" in run.output, run.output
+    [change] = controller.incidents()[0]["changes"]
+    assert change["status"] == "applied" and [one["name"] for one in change["after"]["instances"]] == ["3g.71gb@0", "3g.71gb@4"]
 
 
 def test_a_pod_goes_by_eviction(fleet):

@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.gpuops.remediation.plugins.modules import gpu_allocations_info
 from run_module import run_module
 
-# Two containers' entries as a kubelet writes them, one of another vendor, and one in the form of Kubernetes before 1.20.
+# Two containers' entries as a kubelet writes them, two of network devices, and one in the form of Kubernetes before 1.20.
 ENTRIES = [
     {
         "PodUID": "a",
@@ -20,6 +20,7 @@ ENTRIES = [
         "AllocResp": "Cms=",
     },
     {"PodUID": "a", "ContainerName": "net", "ResourceName": "vendor.example/nic", "DeviceIDs": {"0": ["n1"]}, "AllocResp": ""},
+    {"PodUID": "a", "ContainerName": "net", "ResourceName": "nvidia.com/hostdev", "DeviceIDs": {"0": ["n2"]}, "AllocResp": ""},
     {
         "PodUID": "b",
         "ContainerName": "app",
@@ -38,13 +39,25 @@ def write(directory, text):
 
 
 def test_who_has_what(tmp_path):
-    registered = {"nvidia.com/gpu": ["GPU-2", "GPU-1"], "nvidia.com/mig-1g.18gb": None, "vendor.example/nic": ["n1"]}
+    registered = {
+        "nvidia.com/gpu": ["GPU-2", "GPU-1"],
+        "nvidia.com/mig-1g.18gb": None,
+        "vendor.example/nic": ["n1"],
+        "nvidia.com/hostdev": ["n2"],
+    }
     result = write(tmp_path, json.dumps({"Data": {"PodDeviceEntries": ENTRIES, "RegisteredDevices": registered}, "Checksum": 3660592824}))
     assert result["allocations"] == [
         {"pod_uid": "a", "container": "app", "resource": "nvidia.com/gpu", "devices": ["GPU-1", "GPU-2"]},
         {"pod_uid": "b", "container": "app", "resource": "nvidia.com/mig-1g.18gb", "devices": ["MIG-1"]},
     ]
     assert result["registered"] == {"nvidia.com/gpu": ["GPU-1", "GPU-2"], "nvidia.com/mig-1g.18gb": []}
+
+
+def test_devices_that_are_shared(tmp_path):
+    """Also where the plugin does not rename the resource."""
+    registered = {"nvidia.com/gpu": ["GPU-1::0", "GPU-1::1"], "nvidia.com/mig-1g.18gb": ["MIG-1"], "nvidia.com/hostdev": ["n::1"]}
+    result = write(tmp_path, json.dumps({"Data": {"PodDeviceEntries": None, "RegisteredDevices": registered}, "Checksum": 1}))
+    assert (result["shared"], result["registered"]["nvidia.com/gpu"]) == (["nvidia.com/gpu"], ["GPU-1"])
 
 
 def test_a_kubelet_that_has_given_nothing(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from ansible_collections.gpuops.remediation.plugins.modules import mig_boot
 from run_module import run_module
 
-HALVES = [{"counts": {"3g.71gb": 2}, "busy": "drain"}]
+HALVES = [{"counts": {"3g.71gb": 2}}]
 
 
 @pytest.fixture
@@ -26,13 +26,14 @@ def run(tmp_path):
 def test_the_files_come_stay_and_go(run, tmp_path):
     config, program = tmp_path / "etc/mig.json", tmp_path / "lib/mig-restore"
     assert run(check_mode=True)["changed"] and not config.exists() and not program.exists()
-    first = run(nvml_library="/opt/libnvidia-ml.so.1")
+    asked = {"nvml_library": "/opt/libnvidia-ml.so.1", "given": ["3g.71gb@4"], "may_move": False}
+    first = run(**asked)
     assert [(one["action"], one["target"]) for one in first["actions"]] == [("write", str(program)), ("write", str(config))]
     assert (stat.S_IMODE(program.stat().st_mode), stat.S_IMODE(config.stat().st_mode)) == (0o755, 0o644)
-    [stored] = json.loads(config.read_text())["layouts"]
-    assert (stored["counts"], stored["nvml_library"], stored["may_move"]) == ({"3g.71gb": 2}, "/opt/libnvidia-ml.so.1", True)
+    stored = json.loads(config.read_text())["mig_layout"]
+    assert stored["layouts"][0]["counts"] == {"3g.71gb": 2} and {name: stored[name] for name in asked} == asked
     assert stored["busy"] == "fail", "nobody's process is ended at boot"
-    assert not run(nvml_library="/opt/libnvidia-ml.so.1")["changed"]
+    assert not run(**asked)["changed"]
     assert [one["target"] for one in run(layouts=[{"mig_enabled": False}])["actions"]] == [str(config)]
     assert run(state="absent")["changed"] and not config.exists() and not program.exists()
     assert not run(state="absent")["changed"]

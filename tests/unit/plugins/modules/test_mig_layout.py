@@ -20,13 +20,18 @@ def node(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "one of the following is required: counts, instances, mig_parted, mig_enabled"),
+        ({}, "one of the following is required: counts, instances, mig_parted, mig_enabled, layouts"),
         ({"counts": {}, "instances": []}, "mutually exclusive: counts|instances|mig_parted"),
         ({"mig_parted": "version: v1"}, "required together: mig_parted, mig_parted_config"),
         ({"instances": [{"start": 4}]}, "profile found in instances"),
         ({"instances": [{"profile": "3g.71gb", "compute": [{"start": 0}]}]}, "slices found in instances -> compute"),
         ({"counts": {}, "busy": "kill"}, "value of busy must be one of: fail, wait, drain"),
         ({"counts": {}, "lock_token": 3}, "lock_holder"),
+        ({"counts": {}, "layouts": [{"counts": {}}]}, "mutually exclusive: layouts|counts"),
+        (
+            {"layouts": [{"gpus": ["GPU-a"]}]},
+            "one of the following is required: counts, instances, mig_parted, mig_enabled found in layouts",
+        ),
         ({"counts": {"3g.71gb": "two"}}, "'two' of 3g.71gb are wanted, which is no number"),
         ({"counts": {}, "mig_enabled": False}, "mig_enabled is false, and a layout is wanted"),
     ],

@@ -152,7 +152,7 @@ def test_not_alone_beside_a_device_plugin():
     world.put_node(capacity={"nvidia.com/gpu": "8", "cpu": "8"})
     with pytest.raises(DeviceNotTaintable, match="a device plugin hands out"):
         world.writer().present(["GPU-3"], OURS)
-    world.put_node(capacity={"nvidia.com/gpu": "0"})
+    world.put_node(capacity={"nvidia.com/gpu": "0", "nvidia.com/hostdev": "8"})
     assert world.writer().present(["GPU-3"], OURS).steps
 
 

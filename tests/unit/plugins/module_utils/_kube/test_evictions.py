@@ -27,6 +27,7 @@ MIG = {"nvidia.com/mig-3g.71gb": "1"}
         pytest.param(pod("p", limits=GPU), "gpu", True, False, id="S11: requests a GPU"),
         pytest.param(pod("p", limits=MIG), "gpu", True, False, id="S11: requests a MIG instance"),
         pytest.param(pod("p", limits={"nvidia.com/gpu": "0"}), "gpu", False, False, id="S11: requests none"),
+        pytest.param(pod("p", limits={"nvidia.com/hostdev": "1"}), "gpu", False, False, id="S11: requests a network device of NVIDIA's"),
         pytest.param(pod("p", init_limits=GPU), "gpu", True, False, id="S11: an init container requests it"),
         pytest.param(pod("p", claims={"gpu": "c1"}), "gpu", True, False, id="S11: claims a GPU"),
         pytest.param(pod("p", claims={"nic": "c2"}), "gpu", False, False, id="S11: claims something else"),

@@ -16,6 +16,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device_id 
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Busy, MigError, Refused
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reset import RESET_SECONDS
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.tables import model_named
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.wants import Want, WantedCompute, WantedInstance, want_counts
 from mig import follow, layout, random_busy, random_layout, random_want
@@ -29,16 +30,22 @@ class Cut(Exception):
 
 
 class FakeDevice:
-    """A GPU in memory, which fails or hangs at the Nth step; `after_effect` hangs once the step has been taken."""
+    """A GPU in memory, which fails or hangs at the Nth step, or cannot be read once after it; `after_effect` hangs once the step has been taken."""
 
-    def __init__(self, there, model=H200, resetless=True, fail_at=None, hang_at=None, after_effect=False, starts=None, elsewhere=None):
+    def __init__(
+        self, there, model=H200, resetless=True, fail_at=None, hang_at=None, after_effect=False, starts=None, elsewhere=None, blind_at=None
+    ):
         self.there, self.model, self.resetless = there, model, resetless
         self.fail_at, self.hang_at, self.after_effect = fail_at, hang_at, after_effect
         self.starts = starts or {}  # what the driver says of compute instances, once there is one of that kind
         self.elsewhere = elsewhere  # where it puts them instead
+        self.blind_at = blind_at
         self.steps = []
 
     def read(self):
+        if len(self.steps) == self.blind_at:
+            self.blind_at = None
+            raise Refused("unreadable", call="nvmlDeviceGetGpuInstances")
         kinds = {one.profile for one in self.there.instances}
         profiles = tuple(
             replace(one, driver_compute_starts=self.starts[one.name]) if one.name in self.starts and one.name in kinds else one
@@ -83,7 +90,7 @@ class NoJournal:
     applied = intended
 
 
-def child(device, items, keep_lock=lambda: None, seconds=60.0):
+def child(device, items, keep_lock=lambda: None, seconds=600.0):
     return Child(device, NoJournal(), keep_lock, items.append, time.monotonic() + seconds)
 
 
@@ -107,9 +114,9 @@ def order(want, busy=(), **options):
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("how", [{"fail_at": 1}, {"hang_at": 1}, {"hang_at": 1, "after_effect": True}])
+@pytest.mark.parametrize("how", [{"fail_at": 1}, {"hang_at": 1}, {"hang_at": 1, "after_effect": True}, {"blind_at": 1}])
 def test_a_failure_at_each_step_is_taken_back(seed, how):
-    """Of random changes, also where the step that hung had been taken."""
+    """Of random changes, also where the step that hung had been taken, or could not be read back."""
     rng = random.Random(seed)
     prior, want = random_layout(H200, rng), random_want(H200, rng)
     busy = random_busy(prior, rng)
@@ -196,6 +203,20 @@ def test_a_mode_is_taken_back_as_far_as_may_be(allow_reset):
     assert device.there == (prior if allow_reset else Layout(False, (), True))
 
 
+def test_a_pending_mode_that_the_run_did_not_set_stays():
+    """Of somebody who will reset the GPU; also where the run did that and has to go back over it."""
+    prior = replace(layout(A100, "3g.40gb@0"), pending=False)
+    device = FakeDevice(prior, A100, resetless=False)
+    take_back(device, apply.Told(made=[*steps.create(layout(A100, "2g.20gb@4").instances[0])]), prior)
+    assert device.steps == [] and device.there == prior
+    waits = Layout(False, (), True)
+    device = FakeDevice(waits, A100, resetless=False, fail_at=2)
+    told = change(device, order(want_counts(A100, {"7g.80gb": 1}), allow_reset=True))
+    assert told.problems and device.there == Layout(True)
+    back = FakeDevice(device.there, A100, resetless=False)
+    assert not take_back(back, told, waits, allow_reset=True).problems and back.there == waits
+
+
 def test_no_step_begins_without_time_or_lock():
     def lost():
         raise LockLost("run 2 has it")
@@ -207,6 +228,13 @@ def test_no_step_begins_without_time_or_lock():
         made = replace(told, made=list(order(Want(True)).plan(device.read()).steps))
         emptied = FakeDevice(Layout(True))
         assert [one["error_kind"] for one in take_back(emptied, made, device.there, **options).problems] == [kind] and emptied.steps == []
+
+
+def test_no_reset_begins_that_would_have_to_be_killed_midway():
+    device = FakeDevice(Layout(False), A100, resetless=False)
+    told = change(device, order(want_counts(A100, {"7g.80gb": 1}), allow_reset=True), seconds=RESET_SECONDS - 1)
+    assert [one["error_kind"] for one in told.problems] == ["timeout"] and device.steps == ["enable_mig"]
+    assert not take_back(device, told, Layout(False), allow_reset=True, seconds=5).problems and device.there == Layout(False)
 
 
 def test_what_was_busy_and_has_gone_by_itself_is_in_nobodys_way():

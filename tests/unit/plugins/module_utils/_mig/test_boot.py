@@ -39,15 +39,21 @@ def start(monkeypatch, tmp_path):
     (tmp_path / "proc/sys/kernel/random/boot_id").write_text("boot-1\n")
     common = dict.fromkeys(("kmsg_path", "dev_root", "cgroup_root", "nvidia_smi", "nvidia_modprobe"), "/nowhere")
     common.update(
-        nvml_library="none.so", state_dir=str(tmp_path / "state"), proc_root=str(tmp_path / "proc"), allow_reset=False, timeout_seconds=9
+        nvml_library="none.so",
+        state_dir=str(tmp_path / "state"),
+        proc_root=str(tmp_path / "proc"),
+        allow_reset=False,
+        timeout_seconds=9,
+        given=["3g.71gb@0"],
+        may_move=False,
     )
     monkeypatch.setattr(boot, "LayoutTask", Task)
     monkeypatch.setattr(boot, "AGAIN_SECONDS", 0.01)
     config = tmp_path / "mig.json"
 
     def run(*answers, driver_seconds=5):
-        layouts = [boot_params(common, {"counts": {"3g.71gb": 2}})]
-        config.write_text(json.dumps({"layouts": layouts, "kubelet_dir": str(tmp_path), "driver_seconds": driver_seconds}))
+        params = boot_params({**common, "layouts": [{"counts": {"3g.71gb": 2}}]})
+        config.write_text(json.dumps({"mig_layout": params, "kubelet_dir": str(tmp_path), "driver_seconds": driver_seconds}))
         Task.answers, Task.seen, told = list(answers), [], []
         return boot.main(str(config), told.append), told
 
@@ -71,7 +77,7 @@ def test_what_the_kubelet_has_given_is_busy(start, tmp_path):
     checkpoint.parent.mkdir()
     checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {}}}))
     assert start([WELL])[0] == 0
-    assert [one.given for one in Task.seen] == [["MIG-1"]]
+    assert [(one.given, one.may_move) for one in Task.seen] == [(["3g.71gb@0", "MIG-1"], False)]
     checkpoint.write_text("{")
     assert start([WELL])[0] == 1 and Task.seen == [], "who has what cannot be told"
 

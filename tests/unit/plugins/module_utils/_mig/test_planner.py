@@ -260,6 +260,12 @@ def test_mode(current, mig, resetless, actions):
     assert all(step.consequences for step in made.steps if step.instance is None)
 
 
+@pytest.mark.parametrize("current", [Layout(True, layout(H200, "7g.141gb@0").instances, pending=False), Layout(False, pending=True)])
+def test_a_mode_of_which_nothing_is_said_stays_pending(current):
+    made = plan(H200, current, Want(None))
+    assert made.layout == replace(current, instances=()) and all(step.instance for step in made.steps)
+
+
 def test_the_mode_of_a_gpu_in_use_does_not_change():
     with pytest.raises(Busy) as caught:
         plan(H200, OFF, want_counts(H200, {"1g.18gb": 1}), [GPU])

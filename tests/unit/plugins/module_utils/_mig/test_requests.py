@@ -25,7 +25,7 @@ HAVE = (WantedInstance("1g.18gb", 0, ()), WantedInstance("3g.71gb", 4, (WantedCo
 
 
 def asked(reading=READING, **params):
-    names = ("counts", "instances", "mig_parted", "mig_parted_config", "mig_enabled")
+    names = ("layouts", "counts", "instances", "mig_parted", "mig_parted_config", "mig_enabled")
     return request_of({**dict.fromkeys(names), **params})(reading)
 
 
@@ -36,6 +36,21 @@ def test_each_way_to_say_it():
     assert asked(instances=[{"profile": "3g.71gb", "start": 4, "compute": compute}]) == Want(True, (wanted,))
     assert asked(instances=[]) == asked(counts={}) == Want(True)
     assert asked(mig_enabled=False) == Want(False) and asked(mig_enabled=True) == Want(True, HAVE)
+
+
+def test_of_the_entries_that_name_a_gpu_the_last_counts():
+    """As in a file of nvidia-mig-parted, and not one after the other."""
+
+    def entry(**said):
+        return {**dict.fromkeys(("counts", "instances", "mig_parted", "mig_parted_config", "mig_enabled")), "gpus": [], **said}
+
+    every, mine, other = entry(counts={}), entry(gpus=["0000:06:00.0"], mig_enabled=False), entry(gpus=["GPU-b"], mig_enabled=True)
+    document = {"version": "v1", "mig-configs": {"third": [{"devices": [3], "mig-enabled": True, "mig-devices": {"7g.141gb": 1}}]}}
+    third = entry(mig_parted=document, mig_parted_config="third")
+    assert asked(layouts=[every, mine, other, third]) == Want(False)
+    assert asked(layouts=[mine, every]) == asked(replace(READING, uuid="GPU-c", index=3), layouts=[mine, every, other]) == Want(True)
+    assert asked(layouts=[other, third]) is None
+    assert asked(replace(READING, index=3), layouts=[mine, third]) == Want(True, (WantedInstance("7g.141gb"),))
 
 
 def test_a_gpu_without_mig():
@@ -66,8 +81,8 @@ def test_one_more():
 
 
 def test_one_less():
-    assert one_less("3g.71gb", 4)(READING) == Want(True, HAVE[:1])
-    assert one_less("3g.71gb", 0)(READING) == Want(True, HAVE)
-    assert one_less("3g.71gb", 4)(replace(READING, layout=Layout(False))) == Want(False)
+    assert one_less("3g.71gb", 4)(READING) == Want(None, HAVE[:1])
+    assert one_less("3g.71gb", 0)(READING) == Want(None, HAVE)
+    assert one_less("3g.71gb", 4)(replace(READING, layout=Layout(False))) == Want(None)
     with pytest.raises(Infeasible, match="has no profile"):
         one_less("3g.40gb", 4)(READING)

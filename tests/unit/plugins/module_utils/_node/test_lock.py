@@ -53,6 +53,14 @@ def test_s5_renewing_keeps_it(lock, clock):
         lock.take("b")
 
 
+def test_s5_renewing_does_not_shorten_what_was_taken_for_longer(tmp_path, lock, clock):
+    token = FileLock(StateDir(str(tmp_path)), "boot-1", 300, clock).take("a").token
+    lock.check_and_renew(token, "a")
+    clock.now += 299
+    with pytest.raises(LockHeld):
+        lock.take("b")
+
+
 def test_s5_a_lapsed_lease_that_nobody_took_goes_on_with_its_token(lock, clock):
     token = lock.take("a").token
     clock.now += 3600

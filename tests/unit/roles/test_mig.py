@@ -1,0 +1,91 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Expressions of the role `mig` that decide what is done and for how long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from expressions import evaluated
+
+ROLE = Path(__file__).resolve().parents[3] / "roles/mig"
+DEFAULTS = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
+VARS = yaml.safe_load((ROLE / "vars/main.yml").read_text())
+TIMES = {"mig_settle_seconds": 30, "mig_plugin_seconds": 180, "mig_busy_timeout_seconds": 60, "mig_timeout_seconds": 120}
+
+
+@pytest.mark.parametrize(
+    "how, seconds",
+    [("layout", 30 + 180 + 60 + 300), ("instance", 30 + 180 + 60 + 160)],
+)
+def test_s5_the_lock_lasts_as_long_as_the_stages_together(how, seconds):
+    """On Kubernetes no module on the node renews it."""
+    known = {name: VARS[name] for name in ("mig_margin_seconds", "mig_reset_seconds")}
+    given = {**TIMES, **known, "mig_how": how, "mig_instance_seconds": 120}
+    assert evaluated(VARS["mig_lease_seconds"], mig_resets="0", **given) == seconds
+    assert evaluated(VARS["mig_lease_seconds"], mig_resets="3", **given) == seconds + (360 if how == "layout" else 0)
+
+
+def test_resets_are_counted_and_those_that_somebody_in_the_way_may_hide():
+    reset = {"error": None, "steps": [{"action": "enable_mig"}, {"action": "reset_gpu"}]}
+    drift = [reset, {"error": None, "steps": [{"action": "create_gpu_instance"}]}, reset, {"error": {"kind": "mig_busy"}, "steps": []}]
+    assert evaluated(VARS["mig_resets"], gpuops_mig_drift=drift) == 3
+
+
+@pytest.mark.parametrize("allow_reset, gpus, seconds", [(False, 8, 360), (True, 8, 360 + 960), (False, 0, 120)])
+def test_a_boot_waits_longer_for_more_gpus(allow_reset, gpus, seconds):
+    """Their modes change one after the other, and systemd kills what is late, be it a reset."""
+    known = {"mig_planned": [{}] * gpus, "mig_allow_reset": allow_reset, "mig_reset_seconds": VARS["mig_reset_seconds"]}
+    waits = evaluated(DEFAULTS["mig_boot_timeout_seconds"], **known)
+    assert evaluated(VARS["mig_boot_limit_seconds"], mig_boot_timeout_seconds=waits, **known) == seconds
+
+
+def refusals(*gpus, busy="wait", check=False, how="layout"):
+    """What a plan of these GPUs forbids, each (kind, holders, given) or None."""
+    errors = [gpu and {"kind": gpu[0], "msg": gpu[0], "holders": gpu[1], "given": gpu[2]} for gpu in gpus]
+    told = [{"pci_bus_id": f"0000:0{number}:00.0", "error": error} for number, error in enumerate(errors)]
+    given = {"mig_gpus": told, "mig_busy": busy, "ansible_check_mode": check, "mig_how": how}
+    given["mig_awaited"] = evaluated(VARS["mig_awaited"], **given)
+    given["mig_refused"] = evaluated(VARS["mig_refused"], **given)
+    return evaluated(VARS["mig_gpu_errors"], **given)
+
+
+HELD, GIVEN = ("mig_busy", [{"pid": 7}], []), ("mig_busy", [{"pid": 7}], ["3g.71gb@4"])
+
+
+def test_a_change_that_may_wait_begins_though_somebody_is_in_the_way():
+    assert refusals(None, HELD, ("mig_fragmented", [{"pid": 8}], [])) == []
+    assert refusals(HELD, ("mig_infeasible", [], []), GIVEN) == ["GPU 0000:01:00.0: mig_infeasible", "GPU 0000:02:00.0: mig_busy"]
+
+
+@pytest.mark.parametrize("how", [{"busy": "fail"}, {"busy": "drain"}, {"check": True}, {"how": "instance"}])
+def test_else_whoever_is_in_the_way_is_a_refusal(how):
+    assert refusals(HELD, **how) == ["GPU 0000:00:00.0: mig_busy"]
+
+
+def test_what_has_no_holders_is_not_waited_for():
+    assert refusals(("mig_busy", [], [])) == ["GPU 0000:00:00.0: mig_busy"]
+
+
+@pytest.mark.parametrize(
+    "told, errors",
+    [
+        ({"failed": True, "msg": "not_alone"}, ["not_alone"]),
+        ({"failed": True, "msg": "GPU 1", "gpus": []}, []),
+        ({"changed": True}, []),
+        ({}, []),
+    ],
+)
+def test_a_plan_that_told_of_no_gpu_is_a_refusal(told, errors):
+    assert evaluated(VARS["mig_errors"], mig_layout=told) == errors
+
+
+@pytest.mark.parametrize(
+    "gpus, left", [([{"after": "now"}], "now"), pytest.param([], "before", id="nothing was begun"), ([{"after": None}], None)]
+)
+def test_what_is_recorded_where_a_decommission_fails(gpus, left):
+    assert evaluated(VARS["mig_left"], mig_gpus=gpus, mig_planned=[{"before": "before", "after": "wanted"}]) == left
