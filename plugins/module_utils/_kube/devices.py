@@ -52,13 +52,13 @@ def part_of(rule: str) -> str:
     return f"{KIND}/{rule}"
 
 
-def taintable(node: Node, devices: Sequence[Device], gpu: Sequence[str]) -> list[Device]:
-    """The devices of the GPU, where a taint on them keeps all new work from it."""
-    found = devices_of(devices, node.name, gpu)
-    if not found:
-        raise DeviceNotTaintable(f"no ResourceSlice has {' or '.join(gpu)} on node {node.name}")
+def taintable(node: Node, devices: Sequence[Device], gpu: Sequence[str], standing: Collection[Rule] = ()) -> list[Device]:
+    """The devices of the GPU, where a taint on them keeps all new work from it; none where only `standing` rules know them still."""
     if node.gpu_resources:
         raise DeviceNotTaintable(f"on node {node.name} a device plugin hands out {', '.join(node.gpu_resources)} too")
+    found = devices_of(devices, node.name, gpu)
+    if not found and not standing:
+        raise DeviceNotTaintable(f"no ResourceSlice has {' or '.join(gpu)} on node {node.name}")
     return found
 
 
@@ -126,12 +126,7 @@ class DeviceWriter:
         return outcome
 
     def _rules(self, node: Node, gpu: Sequence[str], taint: Taint, suffix: str, standing: Rules) -> list[Rule]:
-        try:
-            devices = taintable(node, self._resources.devices(node.name), gpu)
-        except DeviceNotTaintable:
-            if not standing:
-                raise
-            return list(standing.values())
+        devices = taintable(node, self._resources.devices(node.name), gpu, standing.values())
         self._resources.rules_version()
         found = [rule_of(self._incident, device.id, taint, suffix) for device in devices]
         return [*found, *(rule for name, rule in standing.items() if name not in {each.name for each in found})]
@@ -256,9 +251,11 @@ class DeviceHolders:
 
     def uids(self, node: Node) -> dict[str, bool] | None:
         """Their UIDs, and whether each would get the GPU again. None where nobody can tell: it is in no slice, or a device plugin hands it out too."""
+        if node.gpu_resources:
+            return None
         taints: dict[DeviceId, list[Taint]] = {rule.id: [rule.taint] for rule in self._writer.standing().values()}
         try:
-            if not self._devices and not node.gpu_resources:
+            if not self._devices:
                 self._devices = devices_of(self._resources.devices(node.name), node.name, self._gpu)
             for device in self._devices:
                 taints.setdefault(device.id, [])
