@@ -47,7 +47,7 @@ options:
     type: str
   gpu:
     description:
-      - The GPU by UUID, by PCI address, or by both, of which the first counts that a driver uses in its ResourceSlices.
+      - The GPU by UUID, by PCI address, or by both, since not every driver says both in its ResourceSlices.
       - It is not needed to undo what an incident did.
     type: list
     elements: str
