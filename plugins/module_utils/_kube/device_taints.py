@@ -103,6 +103,12 @@ def _uuids(device: Device) -> set[str]:
     return {name for name in device.names if name.startswith("gpu-")}
 
 
+def of_another_gpu(rules: Iterable[Rule], devices: Iterable[Device], ours: Iterable[Device]) -> list[Rule]:
+    """Rules whose device is another GPU by now, as after a reboot where drivers count. Only what no driver lists is known by its bare name."""
+    listed, mine = {device.id for device in devices}, {device.id for device in ours}
+    return [rule for rule in rules if rule.id in listed - mine]
+
+
 def rule_name(incident: str, device: DeviceId, suffix: str = "") -> str:
     """Always the same for an incident and a device, so that a resumed run finds its rule."""
     digest = hashlib.sha256("/".join(device).encode()).hexdigest()[:8]

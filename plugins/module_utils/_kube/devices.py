@@ -25,6 +25,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.device_ta
     Rules,
     as_made,
     devices_of,
+    of_another_gpu,
     plan,
     rule_of,
     same_taint,
@@ -59,6 +60,10 @@ def taintable(node: Node, devices: Sequence[Device], gpu: Sequence[str], standin
     found = devices_of(devices, node.name, gpu)
     if not found and not standing:
         raise DeviceNotTaintable(f"no ResourceSlice has {' or '.join(gpu)} on node {node.name}")
+    for rule in of_another_gpu(standing, devices, found):
+        raise DeviceNotTaintable(
+            f"the device {rule.id.device} that {rule.name} taints on node {node.name} is no longer listed as {' or '.join(gpu)}"
+        )
     return found
 
 
@@ -247,16 +252,20 @@ class DeviceHolders:
 
     def __init__(self, writer: DeviceWriter, resources: ResourceApi, gpu: Sequence[str]) -> None:
         self._writer, self._resources, self._gpu = writer, resources, gpu
+        self._listed: list[Device] = []
         self._devices: list[Device] = []
 
     def uids(self, node: Node) -> dict[str, bool] | None:
         """Their UIDs, and whether each would get the GPU again. None where nobody can tell: it is in no slice, or a device plugin hands it out too."""
         if node.gpu_resources:
             return None
-        taints: dict[DeviceId, list[Taint]] = {rule.id: [rule.taint] for rule in self._writer.standing().values()}
+        standing = self._writer.standing().values()
         try:
             if not self._devices:
-                self._devices = devices_of(self._resources.devices(node.name), node.name, self._gpu)
+                self._listed = self._resources.devices(node.name)
+                self._devices = devices_of(self._listed, node.name, self._gpu)
+            others = of_another_gpu(standing, self._listed, self._devices)
+            taints: dict[DeviceId, list[Taint]] = {rule.id: [rule.taint] for rule in standing if rule not in others}
             for device in self._devices:
                 taints.setdefault(device.id, [])
             return self._resources.holders(taints) if taints else None
