@@ -148,6 +148,10 @@ error_kind:
       V(not_managed); V(api_unavailable); or a kind of the ledger or the lock.
   returned: failure
   type: str
+in_force:
+  description: Whether a rule of the incident was made and read back before the API ceased to answer.
+  returned: with RV(error_kind=api_unavailable) and O(state=present)
+  type: bool
 """
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.access import api_of, ledger_of, permit_of
@@ -155,6 +159,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.argspec i
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.device_taints import show
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.devices import DeviceWriter
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import ApiUnavailable
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.resources import ResourceApi
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC
@@ -194,9 +199,13 @@ def run(params, check_mode):
         said = {} if check_mode else {"preview": writer.preview(params["gpu"], params["taint"])}
         return {"changed": False, "actions": [], "before": show({}), "after": show({}), **said}
     if params["state"] == "present":
-        outcome = writer.present(params["gpu"], params["taint"])
-        if not (check_mode and outcome.steps):
-            writer.noticed(outcome.after)
+        try:
+            outcome = writer.present(params["gpu"], params["taint"])
+            if not (check_mode and outcome.steps):
+                writer.noticed(outcome.after)
+        except ApiUnavailable as error:
+            error.details["in_force"] = any(change.status == "applied" for change in writer.changes().values())
+            raise
         return outcome.result(show)
     return (writer.release() if params["incident_id"] else writer.absent(params["gpu"])).result(show)
 

@@ -97,11 +97,35 @@ def test_a_word_on_the_command_line_is_no_truth(given, means):
     [
         ({"changed": True}, False),
         pytest.param({"failed": True, "msg": "no claims here", "error_kind": "device_not_taintable"}, False, id="then the node is tainted"),
-        pytest.param({"failed": True, "msg": "gone", "error_kind": "api_unavailable"}, True, id="refused"),
+        pytest.param({"failed": True, "msg": "429", "error_kind": "api_unavailable", "in_force": False}, False, id="only devices are away"),
+        pytest.param({"failed": True, "msg": "429", "error_kind": "api_unavailable", "in_force": True}, True, id="a rule stands"),
+        pytest.param({"failed": True, "msg": "no room", "error_kind": "breaker_tripped"}, True, id="refused"),
         pytest.param({"failed": True, "msg": "KeyError: 'items'"}, True, id="what nobody expected"),
     ],
 )
 @pytest.mark.parametrize("stage", ["taint", "verify"])
 def test_a_device_that_is_not_tainted_is_no_success(stage, answer, fails):
     first = yaml.safe_load((TASKS / "orchestrator/kubernetes" / f"{stage}.yml").read_text())[0]
-    assert evaluated("{{ %s }}" % first["failed_when"], incident_device=answer, ansible_check_mode=False) is fails
+    assert (
+        evaluated(
+            "{{ %s }}" % first["failed_when"],
+            incident_device=answer,
+            incident_not_alone=value("incident_not_alone", incident_device=answer),
+        )
+        is fails
+    )
+
+
+@pytest.mark.parametrize(
+    "answer, node",
+    [
+        pytest.param({"actions": []}, False, id="its rule stands"),
+        pytest.param({"actions": ["create"]}, True, id="it has none"),
+        pytest.param({"failed": False, "error_kind": "api_unavailable"}, True, id="nobody can tell"),
+    ],
+)
+def test_verify_asks_for_the_node_s_taint_where_the_gpu_has_none(answer, node):
+    """As when its devices could not be read while it was tainted, and can be by now."""
+    second = yaml.safe_load((TASKS / "orchestrator/kubernetes/verify.yml").read_text())[1]
+    when = second["when"].replace("is skipped", "== 'skipped'")
+    assert evaluated("{{ %s }}" % when, incident_device=answer, ansible_check_mode=False) is node

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube import access
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import ApiUnavailable
 from ansible_collections.gpuops.remediation.plugins.modules import device_taint
 from kube_fakes import FakeApi, FakeLedger, resource_slice, serve_devices
 from run_module import run_module
@@ -57,6 +58,23 @@ def test_for_an_incident(api, monkeypatch):
     assert ("take_slot", "i-1", "gpu-1", {"rack": "r1"}) in ledger.asked
     assert run(incident_id="i-1", state="absent")["changed"]
     assert ([row.status for row in ledger.rows], rules(api)) == (["reverted"], [])
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_an_api_that_does_not_answer_says_whether_a_rule_stands(api, monkeypatch, before):
+    """Without one, the node is to be tainted while its own API answers."""
+    ledger = FakeLedger()
+    monkeypatch.setattr(access, "open_ledger", lambda url, check_mode: ledger)
+    if before:
+        run(gpu="GPU-b", incident_id="i-1")
+
+    def away(method, path, body):
+        if "resource.k8s.io" in path:
+            raise ApiUnavailable("429 Too Many Requests", status=429)
+
+    api.before = away
+    result = run(gpu="GPU-b", incident_id="i-1", deadline_seconds=0.2)
+    assert (result["error_kind"], result["in_force"]) == ("api_unavailable", before)
 
 
 def test_a_preview_asks_nothing_in_check_mode(api):
