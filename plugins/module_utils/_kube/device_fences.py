@@ -12,7 +12,6 @@ a device's taint. What cannot be taken out alone is left to the nodes' fence.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -110,9 +109,15 @@ def _fence_plain(works: Sequence[_Work], ledger: Ledger, resources: ResourceApi,
     granted = ledger.grant(wants, dict(TAINT))
 
     def write(work: _Work) -> None:
-        with contextlib.suppress(RemediationError):  # the long way finds out
-            if work.rule:
-                work.made = parse_rule(resources.create_rule(work.rule, work.fence.on.node, work.fence.on.uid))
+        if not work.rule:
+            return
+        try:
+            work.made = parse_rule(resources.create_rule(work.rule, work.fence.on.node, work.fence.on.uid))
+        except DeviceNotTaintable as error:
+            work.error = error
+            work.writer.refused(work.rule)
+        except RemediationError:  # the long way finds out
+            pass
 
     def take_back(work: _Work) -> None:
         try:

@@ -123,7 +123,11 @@ class DeviceWriter:
         def write(step: Step) -> None:
             rule = made[step.target.partition("/")[2]]
             before_write(rule)
-            self._resources.create_rule(rule, owner[0].name, owner[0].uid, dry_run=self._node.check_mode)
+            try:
+                self._resources.create_rule(rule, owner[0].name, owner[0].uid, dry_run=self._node.check_mode)
+            except DeviceNotTaintable:
+                self.refused(rule)
+                raise
 
         outcome = self._settle(read, lambda: made, write)
         if not self._node.check_mode:
@@ -149,6 +153,11 @@ class DeviceWriter:
             f"incident {self._incident} was ended while a device of node {self._node.name} was being tainted; what was written is gone again"
         )
 
+    def refused(self, rule: Rule) -> None:
+        """The server has not made it, so nothing is left to undo: an account that may not make it may not read it either."""
+        for change in self._permit.disown([part_of(rule.name)]).values():
+            self._permit.reverted(change)
+
     def absent(self, gpu: Sequence[str]) -> Outcome[Rules]:
         """Take an operator's own rules off."""
         node = self._node.read()
@@ -168,7 +177,13 @@ class DeviceWriter:
         def ours(rule: Rule) -> bool:
             return rule.incident == self._incident and same_taint(rule.taint, mine[rule.name].wanted)
 
-        outcome = self._without(list(mine), ours, lambda: self._permit.check("release"))
+        try:
+            outcome = self._without(list(mine), ours, lambda: self._permit.check("release"))
+        except DeviceNotTaintable as error:
+            raise DeviceNotTaintable(
+                f"{error}; the rules {', '.join(mine)} may stand on node {self._node.name}: "
+                "give the account its rights (kubernetes_rbac.yml) or the server its rules back, then do it again"
+            ) from error
         for change in sole.values():
             self._permit.reverted(change)
         return outcome

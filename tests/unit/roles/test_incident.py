@@ -129,3 +129,10 @@ def test_verify_asks_for_the_node_s_taint_where_the_gpu_has_none(answer, node):
     second = yaml.safe_load((TASKS / "orchestrator/kubernetes/verify.yml").read_text())[1]
     when = second["when"].replace("is skipped", "== 'skipped'")
     assert evaluated("{{ %s }}" % when, incident_device=answer, ansible_check_mode=False) is node
+
+
+def test_rules_that_cannot_be_read_keep_no_node_tainted():
+    """Each task of the undoing may fail, and ends it then."""
+    tasks = yaml.safe_load((TASKS / "orchestrator/kubernetes/undo.yml").read_text())
+    modules = [next(key.rpartition(".")[2] for key in task if key.startswith("gpuops.")) for task in tasks]
+    assert modules == ["node_taint", "device_taint"]

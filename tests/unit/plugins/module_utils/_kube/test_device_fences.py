@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LedgerUnavailable
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.device_fences import DeviceFence, fence_devices
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import ApiUnavailable
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import ApiUnavailable, Forbidden
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.fences import Fence
 from kube_fakes import Clock, FakeApi, resource_slice, serve_devices
 from ledgers import by_hand
@@ -93,6 +93,21 @@ def test_a_server_without_the_rules(ledger):
     world = World(ledger, rules=None)
     world.node("gpu-1")
     assert world.fence_all(world.fence("gpu-1")) == [None]
+
+
+def test_an_account_that_may_not_make_rules(world):
+    """The nodes are fenced, and no release will have to read rules that were never made."""
+    for name in ("gpu-1", "gpu-2"):
+        world.node(name)
+    fences = [world.fence("gpu-1"), world.fence("gpu-2")]
+
+    def refuse(method, path, body):
+        if method == "POST":
+            raise Forbidden("POST: 403", status=403)
+
+    world.api.before = refuse
+    assert world.fence_all(*fences) == [None, None]
+    assert world.changes(*fences) == [("reverted", None)] * 2
 
 
 def test_one_nodes_trouble_is_its_own(world):

@@ -174,6 +174,25 @@ def test_not_alone_without_the_rights(what):
         world.writer().present(["GPU-3"], OURS)
 
 
+def test_a_rule_that_the_server_refused_leaves_nothing_to_undo():
+    """The release would have to read what the account may not."""
+    world = World()
+    world.before_post(lambda path, body: (never for never in ()).throw(Forbidden("POST: 403", status=403)))
+    with pytest.raises(DeviceNotTaintable, match="may not"):
+        world.writer().present(["GPU-3"], OURS)
+    assert [row.status for row in world.ledger.rows] == ["reverted"]
+
+
+def test_rules_that_can_no_longer_be_read_are_named():
+    world = World()
+    [name] = world.writer().present(["GPU-3"], OURS).after
+    world.api.objects.pop("/apis/resource.k8s.io/v1beta2")
+    with pytest.raises(DeviceNotTaintable, match=f"serves no DeviceTaintRule.*; the rules {name} may stand on node gpu-1: give"):
+        world.writer().release()
+    serve_devices(world.api)
+    assert world.writer().release().steps
+
+
 def test_the_older_version():
     world = World(rules="v1alpha3")
     world.writer().present(["GPU-3"], OURS)
