@@ -136,3 +136,19 @@ def test_rules_that_cannot_be_read_keep_no_node_tainted():
     tasks = yaml.safe_load((TASKS / "orchestrator/kubernetes/undo.yml").read_text())
     modules = [next(key.rpartition(".")[2] for key in task if key.startswith("gpuops.")) for task in tasks]
     assert modules == ["node_taint", "device_taint"]
+
+
+@pytest.mark.parametrize(
+    "elsewhere, file, given_back",
+    [
+        pytest.param({"token": 7}, {"error_kind": "lock_held"}, True, id="nobody is to wait for it to lapse"),
+        pytest.param({"token": 7}, {"timedout": {}}, False, id="a node that hangs is worked on without the file"),
+        pytest.param({}, {"error_kind": "lock_held"}, False, id="the file is all"),
+    ],
+)
+def test_a_lock_that_is_half_taken_is_given_back(elsewhere, file, given_back):
+    [taking] = [task for task in yaml.safe_load((TASKS / "lock.yml").read_text()) if "rescue" in task]
+    release = taking["rescue"][0]
+    assert release["gpuops.remediation.node_lock"]["state"] == "released"
+    conditions = [evaluated("{{ %s }}" % when, incident_lock=elsewhere, incident_node_lock=file) for when in release["when"]]
+    assert all(conditions) is given_back
