@@ -12,7 +12,7 @@ The node is read, since it must be the one that was meant and ours to touch, and
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Callable
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import NotConverged, Outcome, Step, converge
@@ -201,12 +201,12 @@ class DeviceWriter:
                 self._remove(rules)
         return " ".join(said)
 
-    def noticed(self, rules: Rules) -> None:
+    def noticed(self, rules: Iterable[str], seconds: float = NOTICE_SECONDS) -> None:
         """Raises where the API server keeps a rule and nobody acts on it, as with a feature gate that only it has.
 
         The older version of the rules had no such status in all releases; there it is not asked for.
         """
-        until = self._node.deadline.within(NOTICE_SECONDS)
+        until = self._node.deadline.within(seconds)
         try:
             for name in rules if self._resources.rules_version() == VERSIONS[RULES][0] else ():
                 self._said(name, until)
@@ -214,14 +214,16 @@ class DeviceWriter:
             raise DeviceNotTaintable(f"{error}: is the feature gate DRADeviceTaintRules on in the controller manager too?") from None
 
     def _said(self, name: str, until: Deadline) -> str:
+        resources, pause = self._resources.within(until), 0.01  # the controller manager answers in a few milliseconds
         while True:
-            conditions = ((self._resources.raw_rule(name) or {}).get("status") or {}).get("conditions") or ()
+            conditions = ((resources.raw_rule(name) or {}).get("status") or {}).get("conditions") or ()
             found = next((each for each in conditions if each["type"] == _CONDITION), None)
             if found:
                 return str(found.get("message", ""))
             if not until.left():
                 raise NotConverged(f"nobody has taken notice of {name}")
-            until.pause(0.5)
+            until.pause(pause)
+            pause = min(2 * pause, 0.5)
 
     def _without(self, names: Collection[str], ours: Callable[[Rule], bool], before_write: Callable[[], None]) -> Outcome[Rules]:
         seen: dict[str, Rule] = {}

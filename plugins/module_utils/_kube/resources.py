@@ -40,6 +40,12 @@ class ResourceApi:
         self._api, self._deadline = api, deadline
         self._served: dict[str, frozenset[str]] = {}
 
+    def within(self, deadline: Deadline) -> ResourceApi:
+        """The same server, which is not asked anew what it serves."""
+        other = ResourceApi(self._api, deadline)
+        other._served = self._served
+        return other
+
     def version(self, resource: str) -> str | None:
         """The version in which it is served, if it is."""
         return next((version for version in VERSIONS[resource] if resource in self._resources(version)), None)

@@ -8,10 +8,9 @@ import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube import access
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import ApiUnavailable
 from ansible_collections.gpuops.remediation.plugins.modules import device_taint
-from kube_fakes import FakeApi, FakeLedger, resource_slice, serve_devices
+from kube_fakes import FakeApi, FakeLedger, notice, resource_slice, serve_devices
 from run_module import run_module
 
-NOTICED = {"status": {"conditions": [{"type": "EvictionInProgress", "message": "Eviction only happens for the NoExecute effect."}]}}
 RULES = "/apis/resource.k8s.io/v1beta2/devicetaintrules/"
 
 
@@ -23,11 +22,6 @@ def api(monkeypatch):
     api.put("/api/v1/nodes/gpu-1", {"metadata": {"name": "gpu-1"}, "spec": {}})
     devices = {"gpu-0": {"uuid": "GPU-a", "pciBusID": "0000:19:00.0"}, "gpu-1": {"uuid": "GPU-b"}}
     api.put("/apis/resource.k8s.io/v1/resourceslices/gpu-1", resource_slice("gpu-1", devices))
-
-    def notice(method, path, body):
-        if method == "POST":
-            body.update(NOTICED)
-
     api.before = notice
     return api
 
