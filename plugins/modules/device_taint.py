@@ -148,6 +148,14 @@ error_kind:
       V(not_managed); V(api_unavailable); or a kind of the ledger or the lock.
   returned: failure
   type: str
+node_parts:
+  description:
+    - What the incident has changed on the node's own object, as a fence that came before the device could be tainted.
+      It is more than is needed once the rules stand.
+  returned: success and O(state=present)
+  type: list
+  elements: str
+  sample: ["taint/gpu.unhealthy:NoSchedule"]
 in_force:
   description: Whether a rule of the incident was made and read back before the API ceased to answer.
   returned: with RV(error_kind=api_unavailable) and O(state=present)
@@ -206,7 +214,7 @@ def run(params, check_mode):
         except ApiUnavailable as error:
             error.details["in_force"] = any(change.status == "applied" for change in writer.changes().values())
             raise
-        return outcome.result(show)
+        return {**outcome.result(show), "node_parts": sorted(permit.changes())}
     return (writer.release() if params["incident_id"] else writer.absent(params["gpu"])).result(show)
 
 

@@ -42,6 +42,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes imp
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.permit import Change
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.resources import RULES, VERSIONS, ResourceApi
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Node, Taint
+from ansible_collections.gpuops.remediation.plugins.module_utils._names import LABEL_INCIDENT
 
 KIND = "device-taint"  # how the ledger names such a part of a node
 PREVIEW = "-preview"
@@ -84,14 +85,18 @@ class DeviceWriter:
 
     def standing(self) -> dict[str, Rule]:
         """Those of them that exist. Raises when one that was in force is gone or says something else: somebody decided so."""
-        rules = {}
+        rules, undone = {}, []
         for name, change in self.changes().items():
             rule = self._resources.rule(name)
-            ours = rule is not None and rule.incident == self._incident and same_taint(rule.taint, change.wanted)
-            if change.status == "applied" and not ours:
-                raise HumanOverride(f"somebody undid {name} on node {self._node.name}; it is not put back", part=part_of(name))
-            if rule and ours:
+            if rule and rule.incident == self._incident and same_taint(rule.taint, change.wanted):
                 rules[name] = rule
+            elif change.status == "applied":
+                undone.append(name)
+        if undone:
+            said = f"somebody undid {', '.join(undone)} on node {self._node.name}; it is not put back"
+            if rules:
+                said += f". In force still: {', '.join(rules)} (kubectl delete devicetaintrules -l {LABEL_INCIDENT}={self._incident})"
+            raise HumanOverride(said, part=part_of(undone[0]))
         return rules
 
     def present(self, gpu: Sequence[str], taint: Taint, suffix: str = "") -> Outcome[Rules]:

@@ -54,6 +54,15 @@ def test_for_an_incident(api, monkeypatch):
     assert ([row.status for row in ledger.rows], rules(api)) == (["reverted"], [])
 
 
+def test_a_node_that_its_fence_tainted_is_named(api, monkeypatch):
+    """Once the GPU alone is out, the node is to be given back."""
+    ledger = FakeLedger()
+    monkeypatch.setattr(access, "open_ledger", lambda url, check_mode: ledger)
+    assert run(gpu="GPU-a", incident_id="i-1")["node_parts"] == []
+    ledger.intend("i-1", "node/gpu-1/taint/gpu.unhealthy:NoSchedule", None, {})
+    assert run(gpu="GPU-a", incident_id="i-1")["node_parts"] == ["taint/gpu.unhealthy:NoSchedule"]
+
+
 @pytest.mark.parametrize("before", [False, True])
 def test_an_api_that_does_not_answer_says_whether_a_rule_stands(api, monkeypatch, before):
     """Without one, the node is to be tainted while its own API answers."""

@@ -294,6 +294,18 @@ def test_a_human_wins(how):
     assert (world.rules(), world.ledger.rows[0].status) == (left, "reverted")
 
 
+def test_the_other_parts_of_a_gpu_that_a_human_gave_back_are_named():
+    """The incident ends, and nobody else would say that they are still out."""
+    world = World(devices={f"mig-{part}": {"parentUUID": "GPU-a"} for part in range(3)})
+    first, second, third = world.writer().present(["GPU-a"], OURS).after
+    world.api.objects.pop(f"{RULES}/{second}")
+    with pytest.raises(
+        HumanOverride,
+        match=f"undid {second} on .* In force still: {first}, {third} .kubectl delete devicetaintrules -l gpuops.remediation/incident=a",
+    ):
+        world.writer().present(["GPU-a"], OURS)
+
+
 def test_a_name_that_is_taken_is_left_alone():
     world = World()
     [name] = world.writer(incident="").present(["GPU-3"], OURS).after
