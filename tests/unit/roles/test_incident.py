@@ -152,3 +152,16 @@ def test_a_lock_that_is_half_taken_is_given_back(elsewhere, file, given_back):
     assert release["gpuops.remediation.node_lock"]["state"] == "released"
     conditions = [evaluated("{{ %s }}" % when, incident_lock=elsewhere, incident_node_lock=file) for when in release["when"]]
     assert all(conditions) is given_back
+
+
+@pytest.mark.parametrize("given, reconcile, seconds", [({}, False, 60), ({}, True, 0), ({"gpuops_room_wait_seconds": 300}, False, 300)])
+def test_who_waits_for_room_soon_gives_its_slot_back(given, reconcile, seconds):
+    """Runs that wait in all slots of an AWX keep out the reconcile that would go on with what they wait for."""
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
+    assert evaluated(defaults["incident_room_wait_seconds"], incident_reconcile=reconcile, **given) == seconds
+    assert (
+        yaml.safe_load((ROLE / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]["options"]["incident_room_wait_seconds"][
+            "default"
+        ]
+        == 60
+    )
