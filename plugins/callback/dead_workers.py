@@ -40,11 +40,13 @@ class CallbackModule(CallbackBase):
         super().__init__()
         self._unheeded = False  # whether the strategy looks only when all is done
         self._workers: dict[Any, WorkerProcess] = {}  # by what keeps the exit status once Ansible has closed the worker
+        self._heard: set[tuple[str, str]] = set()  # hosts and tasks whose result has come: nobody waits for that worker
         self._thread = threading.Thread(target=self._watch, name="dead_workers", daemon=True)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         self._unheeded = play.strategy.rpartition(".")[2] in ("free", "host_pinned")
         self._workers.clear()
+        self._heard.clear()
         if self._unheeded and not self._thread.ident:
             self._thread.start()
 
@@ -56,6 +58,24 @@ class CallbackModule(CallbackBase):
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
         if self._unheeded:
             self._note()
+
+    def v2_runner_on_start(self, host: Any, task: Any) -> None:
+        self._heard.discard((host.name, task._uuid))
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        self._hear(result)
+
+    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
+        self._hear(result)
+
+    def v2_runner_on_skipped(self, result: Any) -> None:
+        self._hear(result)
+
+    def v2_runner_on_unreachable(self, result: Any) -> None:
+        self._hear(result)
+
+    def _hear(self, result: Any) -> None:
+        self._heard.add((result._host.name, result._task._uuid))
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         self._unheeded = False
@@ -81,7 +101,8 @@ class CallbackModule(CallbackBase):
         for popen in list(self._workers):
             if popen.poll() == 0:
                 self._workers.pop(popen, None)
-        return [worker for popen, worker in list(self._workers.items()) if popen.poll()]
+        dead = [worker for popen, worker in list(self._workers.items()) if popen.poll()]
+        return [worker for worker in dead if (worker._host.name, worker._task._uuid) not in self._heard]
 
     def _end(self, dead: list[WorkerProcess]) -> None:
         where = "; ".join(f"{worker._host.name}, {worker._task.get_name()}" for worker in dead)

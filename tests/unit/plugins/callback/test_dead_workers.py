@@ -22,6 +22,7 @@ class Worker(WorkerProcess):
     def __init__(self, end):
         initialize(self, daemon=True)
         self._end = end
+        self._host, self._task = SimpleNamespace(name="bare-1"), SimpleNamespace(_uuid="task-1")
 
     def start(self):
         ForkProcess.start(self)
@@ -82,3 +83,14 @@ def test_only_where_the_strategy_does_not_look_itself(callback, monkeypatch, str
     started = []
     callback.v2_playbook_on_play_start(SimpleNamespace(strategy=strategy))
     assert (bool(started), callback._unheeded) == (watches, watches)
+
+
+@pytest.mark.parametrize("how", ["ok", "failed", "skipped", "unreachable"])
+def test_one_whose_result_has_come_keeps_nobody_waiting(callback, how):
+    """As one that dies while it exits, at the end of a play. The same task may be begun on the host again."""
+    worker = ended(killed)
+    getattr(callback, f"v2_runner_on_{how}")(worker)
+    assert callback._dead() == []
+    callback.v2_runner_on_start(worker._host, worker._task)
+    assert callback._dead() == [worker]
+    worker.join()
