@@ -277,8 +277,11 @@ class DeviceHolders:
         self._listed: list[Device] = []
         self._devices: list[Device] = []
 
-    def uids(self, node: Node) -> dict[str, bool] | None:
-        """Their UIDs, and whether each would get the GPU again. None where nobody can tell: it is in no slice, or a device plugin hands it out too."""
+    def uids(self, node: Node, namespaces: Collection[str]) -> dict[str, bool] | None:
+        """Their UIDs, and whether each would get the GPU again; of the pods in `namespaces`, which are where the node's pods have claims.
+
+        None where nobody can tell: it is in no slice, or a device plugin hands it out too.
+        """
         if node.gpu_resources:
             return None
         standing = self._writer.standing().values()
@@ -290,7 +293,7 @@ class DeviceHolders:
             taints: dict[DeviceId, list[Taint]] = {rule.id: [rule.taint] for rule in standing if rule not in others}
             for device in self._devices:
                 taints.setdefault(device.id, [])
-            return self._resources.holders(taints) if taints else None
+            return self._resources.holders(taints, namespaces) if taints else None
         except DeviceNotTaintable:  # it may not be read
             return None
 

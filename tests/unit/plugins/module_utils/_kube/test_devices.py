@@ -402,10 +402,16 @@ class TestHolders:
 
     def uids(self, world, gpu="GPU-3", **options):
         writer, resources = world.parts(**options)
-        return DeviceHolders(writer, resources, [gpu]).uids(NodeWriter(world.api, Permit("gpu-1"), world.clock.deadline()).read())
+        return DeviceHolders(writer, resources, [gpu]).uids(
+            NodeWriter(world.api, Permit("gpu-1"), world.clock.deadline()).read(), ["default"]
+        )
 
     def test_certain_by_the_claims(self):
-        assert self.uids(self.world()) == {"u1": True}
+        world = self.world()
+        assert self.uids(world) == {"u1": True}
+        assert [path for _method, path, _body in world.api.requests if path.endswith("resourceclaims")] == [
+            "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+        ], "not those of the whole cluster"
 
     def test_certain_without_rules_too(self):
         world = self.world()
