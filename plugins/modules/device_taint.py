@@ -16,8 +16,8 @@ description:
     MIG instances is several devices.
   - Each incident has rules of its own, so that no other writer's are touched. Kubernetes deletes them together with the node's object.
   - The module fails with V(device_not_taintable) where only the whole node can be tainted; C(msg) says why. The GPU may be in no ResourceSlice,
-    the server may not serve the rules, or keep them without anybody to act on them, the account may lack the rights, or a device plugin may
-    hand out the node's GPUs too.
+    the server may not serve the rules, or keep them without anybody to act on them, the account may lack the rights, a device plugin may
+    hand out the node's GPUs too, or the device of a rule that stands may be another GPU by now. Rules that stand are kept.
   - Nodes labelled C(gpuops.remediation/managed=false) are refused.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
