@@ -96,7 +96,8 @@ def test_an_api_that_answers_for_nodes_only(idle):
     """S16: half of the stage is the device's, and then the node is the quarantine, also at verification."""
     idle.nodes["gpu-1"].xid(0, 48)
     with admission(idle.cluster, "devicetaintrules", Admission(status=500)):
-        run = idle.remediate(alert_file=idle.alert("gpu-1", 0, 48))
+        limits = {"taint_seconds": 30, "verify_seconds": 30}
+        run = idle.remediate(alert_file=idle.alert("gpu-1", 0, 48), limits=limits)
     assert run.ok, run.output
     [incident] = idle.incidents()
     assert incident["state"] == "contained", run.output
