@@ -16,8 +16,8 @@ description:
     MIG instances is several devices.
   - Each incident has rules of its own, so that no other writer's are touched. Kubernetes deletes them together with the node's object.
   - The module fails with V(device_not_taintable) where only the whole node can be tainted; C(msg) says why. The GPU may be in no ResourceSlice,
-    the server may not serve the rules, or keep them without anybody to act on them, the account may lack the rights, or a device plugin may
-    hand out the node's GPUs too.
+    the server may not serve the rules, or keep them without anybody to act on them, the account may lack the rights, a device plugin may
+    hand out the node's GPUs too, or the device of a rule that stands may be another GPU by now. Rules that stand are kept.
   - Nodes labelled C(gpuops.remediation/managed=false) are refused.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
@@ -47,7 +47,7 @@ options:
     type: str
   gpu:
     description:
-      - The GPU by UUID, by PCI address, or by both, of which the first counts that a driver uses in its ResourceSlices.
+      - The GPU by UUID, by PCI address, or by both, since not every driver says both in its ResourceSlices.
       - It is not needed to undo what an incident did.
     type: list
     elements: str
@@ -148,6 +148,18 @@ error_kind:
       V(not_managed); V(api_unavailable); or a kind of the ledger or the lock.
   returned: failure
   type: str
+node_parts:
+  description:
+    - What the incident has changed on the node's own object, as a fence that came before the device could be tainted.
+      It is more than is needed once the rules stand.
+  returned: success and O(state=present)
+  type: list
+  elements: str
+  sample: ["taint/gpu.unhealthy:NoSchedule"]
+in_force:
+  description: Whether a rule of the incident was made and read back before the API ceased to answer.
+  returned: with RV(error_kind=api_unavailable) and O(state=present)
+  type: bool
 """
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.access import api_of, ledger_of, permit_of
@@ -155,6 +167,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.argspec i
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.device_taints import show
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.devices import DeviceWriter
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import ApiUnavailable
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.resources import ResourceApi
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import LEDGER_SPEC
@@ -194,10 +207,14 @@ def run(params, check_mode):
         said = {} if check_mode else {"preview": writer.preview(params["gpu"], params["taint"])}
         return {"changed": False, "actions": [], "before": show({}), "after": show({}), **said}
     if params["state"] == "present":
-        outcome = writer.present(params["gpu"], params["taint"])
-        if not (check_mode and outcome.steps):
-            writer.noticed(outcome.after)
-        return outcome.result(show)
+        try:
+            outcome = writer.present(params["gpu"], params["taint"])
+            if not (check_mode and outcome.steps):
+                writer.noticed(outcome.after)
+        except ApiUnavailable as error:
+            error.details["in_force"] = any(change.status == "applied" for change in writer.changes().values())
+            raise
+        return {**outcome.result(show), "node_parts": sorted(permit.changes())}
     return (writer.release() if params["incident_id"] else writer.absent(params["gpu"])).result(show)
 
 

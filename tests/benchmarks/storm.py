@@ -96,7 +96,7 @@ def work_off(nodes: int, parallel: int = 5) -> None:
         Fleet(Path(folder) / "controller", cluster) as fleet,
     ):
         names = [f"gpu-{number}" for number in range(nodes)]
-        for number, node in enumerate(fleet.gpu_nodes(*names, gpus=1, gpuops_max_parallel_nodes=parallel)):
+        for number, node in enumerate(fleet.gpu_nodes(*names, gpus=1, gpuops_max_parallel_nodes=parallel, gpuops_room_wait_seconds=720)):
             if number % 5 == 0:
                 node.xid(0, 79)
                 node.lost(0)

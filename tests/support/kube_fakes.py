@@ -230,6 +230,13 @@ def claim(name: str, pool: str, device: str, pods: Any = (), driver: str = "gpu.
     }
 
 
+def notice(method: str, path: str, body: Any) -> None:
+    """As `FakeApi.before`: the controller manager takes notice of each new rule."""
+    if method == "POST" and path.endswith("/devicetaintrules"):
+        message = "Eviction only happens for the NoExecute effect."
+        body["status"] = {"conditions": [{"type": "EvictionInProgress", "message": message}]}
+
+
 def serve_devices(api: FakeApi, rules: str | None = "v1beta2") -> None:
     """The API server has Dynamic Resource Allocation, and the rules that taint devices in one version or in none."""
     served = {"v1": ["resourceslices", "resourceclaims"], **({rules: ["devicetaintrules"]} if rules else {})}

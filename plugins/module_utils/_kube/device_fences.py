@@ -12,8 +12,7 @@ a device's taint. What cannot be taken out alone is left to the nodes' fence.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +36,8 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.fences im
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter, failed_of, result_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.resources import ResourceApi
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Node
+
+NOTICE_SECONDS = 2.0  # a fence is early or nothing, and a node too many is given back
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,22 @@ def fence_devices(
             for work in works:
                 work.rule = _plain(work, nodes.get(work.on.node), devices)
             _fence_plain(works, ledger, resources, pool)
-        return list(pool.map(_result, works))
+        answers = list(pool.map(_result, works))
+    made = [(work, answer) for work, answer in zip(works, answers) if answer and not answer["error"]]
+    if made and not check_mode and not _is_acted_on(*made[0]):
+        return [answer if answer and answer["error"] else None for answer in answers]
+    return answers
+
+
+def _is_acted_on(work: _Work, answer: Mapping[str, Any]) -> bool:
+    """One rule speaks for the server. It stays, as its incident's taint stage will leave it."""
+    try:
+        work.writer.noticed([answer["after"]["rules"][0]["name"]], NOTICE_SECONDS)
+    except DeviceNotTaintable:
+        return False
+    except RemediationError:  # which says nothing of the rule; the taint stage looks again
+        return True
+    return True
 
 
 def _writer(api: KubeApi, ledger: Ledger, on: Fence, resources: ResourceApi, deadline: Deadline, check_mode: bool) -> DeviceWriter:
@@ -114,9 +130,15 @@ def _plain(work: _Work, node: Node | None, devices: Sequence[Device]) -> Rule | 
 
 def _fence_plain(works: Sequence[_Work], ledger: Ledger, resources: ResourceApi, pool: ThreadPoolExecutor) -> None:
     def write(work: _Work) -> None:
-        with contextlib.suppress(RemediationError):  # the long way finds out
-            if work.rule:
-                work.made = parse_rule(resources.create_rule(work.rule, work.on.node, work.on.uid))
+        if not work.rule:
+            return
+        try:
+            work.made = parse_rule(resources.create_rule(work.rule, work.on.node, work.on.uid))
+        except DeviceNotTaintable as error:
+            work.error = error
+            work.writer.refused(work.rule)
+        except RemediationError:  # the long way finds out
+            pass
 
     def take_back(work: _Work) -> None:
         try:

@@ -89,13 +89,24 @@ def _names(raw: Mapping[str, Any]) -> Iterable[str]:
 
 
 def devices_of(devices: Collection[Device], node: str, gpu: Iterable[str]) -> list[Device]:
-    """What is handed out of one GPU of a node. Of its names, UUID or PCI address, the first counts that a driver uses."""
-    for given in gpu:
-        name = normalize_pci(given) or given.lower()
-        found = [device for device in devices if device.node == node and name in device.names]
-        if found:
-            return found
-    return []
+    """What is handed out of one GPU of a node, by any of its names: two drivers may each know another one.
+
+    An address moves on to another GPU with a reboot: where the driver has our UUID elsewhere, it is not what has the address and another UUID.
+    """
+    known = {normalize_pci(given) or given.lower() for given in gpu}
+    found = [device for device in devices if device.node == node and known & device.names]
+    by_uuid = {device.id.driver for device in found if known & _uuids(device)}
+    return [device for device in found if known & _uuids(device) or not (_uuids(device) and device.id.driver in by_uuid)]
+
+
+def _uuids(device: Device) -> set[str]:
+    return {name for name in device.names if name.startswith("gpu-")}
+
+
+def of_another_gpu(rules: Iterable[Rule], devices: Iterable[Device], ours: Iterable[Device]) -> list[Rule]:
+    """Rules whose device is another GPU by now, as after a reboot where drivers count. Only what no driver lists is known by its bare name."""
+    listed, mine = {device.id for device in devices}, {device.id for device in ours}
+    return [rule for rule in rules if rule.id in listed - mine]
 
 
 def rule_name(incident: str, device: DeviceId, suffix: str = "") -> str:

@@ -12,7 +12,7 @@ The node is read, since it must be the one that was meant and ours to touch, and
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Callable
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import NotConverged, Outcome, Step, converge
@@ -25,6 +25,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.device_ta
     Rules,
     as_made,
     devices_of,
+    of_another_gpu,
     plan,
     rule_of,
     same_taint,
@@ -41,6 +42,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes imp
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.permit import Change
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.resources import RULES, VERSIONS, ResourceApi
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Node, Taint
+from ansible_collections.gpuops.remediation.plugins.module_utils._names import LABEL_INCIDENT
 
 KIND = "device-taint"  # how the ledger names such a part of a node
 PREVIEW = "-preview"
@@ -52,13 +54,17 @@ def part_of(rule: str) -> str:
     return f"{KIND}/{rule}"
 
 
-def taintable(node: Node, devices: Sequence[Device], gpu: Sequence[str]) -> list[Device]:
-    """The devices of the GPU, where a taint on them keeps all new work from it."""
-    found = devices_of(devices, node.name, gpu)
-    if not found:
-        raise DeviceNotTaintable(f"no ResourceSlice has {' or '.join(gpu)} on node {node.name}")
+def taintable(node: Node, devices: Sequence[Device], gpu: Sequence[str], standing: Collection[Rule] = ()) -> list[Device]:
+    """The devices of the GPU, where a taint on them keeps all new work from it; none where only `standing` rules know them still."""
     if node.gpu_resources:
         raise DeviceNotTaintable(f"on node {node.name} a device plugin hands out {', '.join(node.gpu_resources)} too")
+    found = devices_of(devices, node.name, gpu)
+    if not found and not standing:
+        raise DeviceNotTaintable(f"no ResourceSlice has {' or '.join(gpu)} on node {node.name}")
+    for rule in of_another_gpu(standing, devices, found):
+        raise DeviceNotTaintable(
+            f"the device {rule.id.device} that {rule.name} taints on node {node.name} is no longer listed as {' or '.join(gpu)}"
+        )
     return found
 
 
@@ -79,14 +85,18 @@ class DeviceWriter:
 
     def standing(self) -> dict[str, Rule]:
         """Those of them that exist. Raises when one that was in force is gone or says something else: somebody decided so."""
-        rules = {}
+        rules, undone = {}, []
         for name, change in self.changes().items():
             rule = self._resources.rule(name)
-            ours = rule is not None and rule.incident == self._incident and same_taint(rule.taint, change.wanted)
-            if change.status == "applied" and not ours:
-                raise HumanOverride(f"somebody undid {name} on node {self._node.name}; it is not put back", part=part_of(name))
-            if rule and ours:
+            if rule and rule.incident == self._incident and same_taint(rule.taint, change.wanted):
                 rules[name] = rule
+            elif change.status == "applied":
+                undone.append(name)
+        if undone:
+            said = f"somebody undid {', '.join(undone)} on node {self._node.name}; it is not put back"
+            if rules:
+                said += f". In force still: {', '.join(rules)} (kubectl delete devicetaintrules -l {LABEL_INCIDENT}={self._incident})"
+            raise HumanOverride(said, part=part_of(undone[0]))
         return rules
 
     def present(self, gpu: Sequence[str], taint: Taint, suffix: str = "") -> Outcome[Rules]:
@@ -118,7 +128,11 @@ class DeviceWriter:
         def write(step: Step) -> None:
             rule = made[step.target.partition("/")[2]]
             before_write(rule)
-            self._resources.create_rule(rule, owner[0].name, owner[0].uid, dry_run=self._node.check_mode)
+            try:
+                self._resources.create_rule(rule, owner[0].name, owner[0].uid, dry_run=self._node.check_mode)
+            except DeviceNotTaintable:
+                self.refused(rule)
+                raise
 
         outcome = self._settle(read, lambda: made, write)
         if not self._node.check_mode:
@@ -126,12 +140,7 @@ class DeviceWriter:
         return outcome
 
     def _rules(self, node: Node, gpu: Sequence[str], taint: Taint, suffix: str, standing: Rules) -> list[Rule]:
-        try:
-            devices = taintable(node, self._resources.devices(node.name), gpu)
-        except DeviceNotTaintable:
-            if not standing:
-                raise
-            return list(standing.values())
+        devices = taintable(node, self._resources.devices(node.name), gpu, standing.values())
         self._resources.rules_version()
         found = [rule_of(self._incident, device.id, taint, suffix) for device in devices]
         return [*found, *(rule for name, rule in standing.items() if name not in {each.name for each in found})]
@@ -148,6 +157,11 @@ class DeviceWriter:
         raise IncidentEnded(
             f"incident {self._incident} was ended while a device of node {self._node.name} was being tainted; what was written is gone again"
         )
+
+    def refused(self, rule: Rule) -> None:
+        """The server has not made it, so nothing is left to undo: an account that may not make it may not read it either."""
+        for change in self._permit.disown([part_of(rule.name)]).values():
+            self._permit.reverted(change)
 
     def absent(self, gpu: Sequence[str]) -> Outcome[Rules]:
         """Take an operator's own rules off."""
@@ -168,7 +182,13 @@ class DeviceWriter:
         def ours(rule: Rule) -> bool:
             return rule.incident == self._incident and same_taint(rule.taint, mine[rule.name].wanted)
 
-        outcome = self._without(list(mine), ours, lambda: self._permit.check("release"))
+        try:
+            outcome = self._without(list(mine), ours, lambda: self._permit.check("release"))
+        except DeviceNotTaintable as error:
+            raise DeviceNotTaintable(
+                f"{error}; the rules {', '.join(mine)} may stand on node {self._node.name}: "
+                "give the account its rights (kubernetes_rbac.yml) or the server its rules back, then do it again"
+            ) from error
         for change in sole.values():
             self._permit.reverted(change)
         return outcome
@@ -186,12 +206,12 @@ class DeviceWriter:
                 self._remove(rules)
         return " ".join(said)
 
-    def noticed(self, rules: Rules) -> None:
+    def noticed(self, rules: Iterable[str], seconds: float = NOTICE_SECONDS) -> None:
         """Raises where the API server keeps a rule and nobody acts on it, as with a feature gate that only it has.
 
         The older version of the rules had no such status in all releases; there it is not asked for.
         """
-        until = self._node.deadline.within(NOTICE_SECONDS)
+        until = self._node.deadline.within(seconds)
         try:
             for name in rules if self._resources.rules_version() == VERSIONS[RULES][0] else ():
                 self._said(name, until)
@@ -199,14 +219,16 @@ class DeviceWriter:
             raise DeviceNotTaintable(f"{error}: is the feature gate DRADeviceTaintRules on in the controller manager too?") from None
 
     def _said(self, name: str, until: Deadline) -> str:
+        resources, pause = self._resources.within(until), 0.01  # the controller manager answers in a few milliseconds
         while True:
-            conditions = ((self._resources.raw_rule(name) or {}).get("status") or {}).get("conditions") or ()
+            conditions = ((resources.raw_rule(name) or {}).get("status") or {}).get("conditions") or ()
             found = next((each for each in conditions if each["type"] == _CONDITION), None)
             if found:
                 return str(found.get("message", ""))
             if not until.left():
                 raise NotConverged(f"nobody has taken notice of {name}")
-            until.pause(0.5)
+            until.pause(pause)
+            pause = min(2 * pause, 0.5)
 
     def _without(self, names: Collection[str], ours: Callable[[Rule], bool], before_write: Callable[[], None]) -> Outcome[Rules]:
         seen: dict[str, Rule] = {}
@@ -252,17 +274,26 @@ class DeviceHolders:
 
     def __init__(self, writer: DeviceWriter, resources: ResourceApi, gpu: Sequence[str]) -> None:
         self._writer, self._resources, self._gpu = writer, resources, gpu
+        self._listed: list[Device] = []
         self._devices: list[Device] = []
 
-    def uids(self, node: Node) -> dict[str, bool] | None:
-        """Their UIDs, and whether each would get the GPU again. None where nobody can tell: it is in no slice, or a device plugin hands it out too."""
-        taints: dict[DeviceId, list[Taint]] = {rule.id: [rule.taint] for rule in self._writer.standing().values()}
+    def uids(self, node: Node, namespaces: Collection[str]) -> dict[str, bool] | None:
+        """Their UIDs, and whether each would get the GPU again; of the pods in `namespaces`, which are where the node's pods have claims.
+
+        None where nobody can tell: it is in no slice, or a device plugin hands it out too.
+        """
+        if node.gpu_resources:
+            return None
+        standing = self._writer.standing().values()
         try:
-            if not self._devices and not node.gpu_resources:
-                self._devices = devices_of(self._resources.devices(node.name), node.name, self._gpu)
+            if not self._devices:
+                self._listed = self._resources.devices(node.name)
+                self._devices = devices_of(self._listed, node.name, self._gpu)
+            others = of_another_gpu(standing, self._listed, self._devices)
+            taints: dict[DeviceId, list[Taint]] = {rule.id: [rule.taint] for rule in standing if rule not in others}
             for device in self._devices:
                 taints.setdefault(device.id, [])
-            return self._resources.holders(taints) if taints else None
+            return self._resources.holders(taints, namespaces) if taints else None
         except DeviceNotTaintable:  # it may not be read
             return None
 

@@ -12,7 +12,7 @@ import contextlib
 import os
 import platform
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions
     claims,
     describe,
     eviction,
+    holds_claims,
     moves,
     settled,
     terminating,
@@ -142,7 +143,7 @@ class Drain:
             if not self._left:
                 raise
             raise EvictIncomplete(f"{self._told()}; as last seen, then {error}") from error
-        self._attribute(node)
+        self._attribute(node, {pod["metadata"]["namespace"] for pod in pods if holds_claims(pod)})
         if not self._first:
             self._first = {uid(pod) for pod in pods}
             self._complete_selection(pods)
@@ -156,11 +157,11 @@ class Drain:
                 self._refusals[uid(pod)] = f"came after the drain began, and would come again: it tolerates the {self._kept_by}"
                 self._not_before[uid(pod)] = float("inf")
 
-    def _attribute(self, node: Node) -> None:
+    def _attribute(self, node: Node, namespaces: Collection[str]) -> None:
         """Anew in each look: a claim that several pods share may have one more by now. What was certain once is never guessed again."""
         if self._holders is None or self._selection.scope != "gpu":
             return
-        uids = self._holders.uids(node)
+        uids = self._holders.uids(node, namespaces)
         if uids is not None:
             self._tolerant = {key for key, again in uids.items() if again}
             self._selection = replace(self._selection, uids={*uids, *(self._given or ())})

@@ -178,6 +178,11 @@ def wants_gpu(pod: Pod, gpu_claims: Collection[str] = ()) -> bool:
     return False
 
 
+def holds_claims(pod: Pod) -> bool:
+    """Also by a claim that the scheduler made for what it requests by count."""
+    return bool(pod["spec"].get("resourceClaims") or (pod.get("status") or {}).get("extendedResourceClaimStatus"))
+
+
 def claims(pod: Pod) -> list[str]:
     """The ResourceClaims of a pod, as <namespace>/<name>."""
     made = {each["name"]: each.get("resourceClaimName") for each in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}

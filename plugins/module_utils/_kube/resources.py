@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -40,6 +40,12 @@ class ResourceApi:
         self._api, self._deadline = api, deadline
         self._served: dict[str, frozenset[str]] = {}
 
+    def within(self, deadline: Deadline) -> ResourceApi:
+        """The same server, which is not asked anew what it serves."""
+        other = ResourceApi(self._api, deadline)
+        other._served = self._served
+        return other
+
     def version(self, resource: str) -> str | None:
         """The version in which it is served, if it is."""
         return next((version for version in VERSIONS[resource] if resource in self._resources(version)), None)
@@ -67,9 +73,13 @@ class ResourceApi:
         query = {"fieldSelector": f"spec.nodeName={node}"} if node else {"resourceVersion": "0"}
         return parse_devices(self._read(f"{GROUP}/{version}/{SLICES}", **query)["items"])
 
-    def holders(self, devices: Mapping[DeviceId, Sequence[Taint]]) -> dict[str, bool]:
-        """The UIDs of the pods to which one of the devices is allocated, and whether each tolerates how they are tainted."""
-        return holders(self._read(f"{GROUP}/{self.version(CLAIMS)}/{CLAIMS}")["items"], devices)
+    def holders(self, devices: Mapping[DeviceId, Sequence[Taint]], namespaces: Iterable[str]) -> dict[str, bool]:
+        """The UIDs of the pods there to which one of the devices is allocated, and whether each tolerates how they are tainted.
+
+        A cluster may have many claims, and a drain asks again and again: not for all of them.
+        """
+        paths = [f"{GROUP}/{self.version(CLAIMS)}/namespaces/{quote(each, safe='')}/{CLAIMS}" for each in sorted(namespaces)]
+        return holders((claim for path in paths for claim in self._read(path)["items"]), devices)
 
     def rule(self, name: str) -> Rule | None:
         raw = self.raw_rule(name)

@@ -36,7 +36,7 @@ class Node:
     unschedulable: bool = False
     managed: bool = True
     ready: bool = True  # its kubelet answers
-    gpu_resources: tuple[str, ...] = ()  # what a device plugin hands out there
+    gpu_resources: tuple[str, ...] = ()  # what a device plugin hands out there, or did when it last ran: the kubelet then says 0
 
     def taint(self, spot: str) -> Taint | None:
         return next((taint for taint in self.taints if spot_of(taint) == spot), None)
@@ -84,11 +84,7 @@ def parse_node(raw: Mapping[str, Any]) -> Node:
         unschedulable=bool(spec.get("unschedulable")),
         managed=(metadata.get("labels") or {}).get(LABEL_MANAGED) != "false",
         ready=all(each["status"] == "True" for each in (raw.get("status") or {}).get("conditions") or () if each["type"] == "Ready"),
-        gpu_resources=tuple(
-            name
-            for name, amount in sorted(((raw.get("status") or {}).get("capacity") or {}).items())
-            if is_gpu(name) and str(amount) != "0"
-        ),
+        gpu_resources=tuple(name for name in sorted((raw.get("status") or {}).get("capacity") or {}) if is_gpu(name)),
     )
 
 

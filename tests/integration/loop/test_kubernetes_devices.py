@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 from cluster import audit
+from cluster.faults import Admission, admission
 from cluster.objects import wait_until
 from fleet import TAINT
 
@@ -89,6 +90,19 @@ def test_the_whole_node(idle):
     assert idle.ended()[("well", idle.uuid("well", 5))] == "fence_lifted"
     assert [entry.verb for entry in idle.writes("devicetaintrules")] == ["create", "delete"]
     assert idle.objects.taint_rules() == []
+
+
+def test_an_api_that_answers_for_nodes_only(idle):
+    """S16: half of the stage is the device's, and then the node is the quarantine, also at verification."""
+    idle.nodes["gpu-1"].xid(0, 48)
+    with admission(idle.cluster, "devicetaintrules", Admission(status=500)):
+        limits = {"taint_seconds": 30, "verify_seconds": 30}
+        run = idle.remediate(alert_file=idle.alert("gpu-1", 0, 48), limits=limits)
+    assert run.ok, run.output
+    [incident] = idle.incidents()
+    assert incident["state"] == "contained", run.output
+    assert "and not the GPU alone" in incident["stages"]["taint"]["reason"]
+    assert (idle.objects.taints("gpu-1"), idle.objects.taint_rules()) == ([TAINT], [])
 
 
 def test_the_modes(claimed):

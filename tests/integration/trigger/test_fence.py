@@ -71,7 +71,7 @@ def test_fenced_before_any_run_and_lifted_by_the_node(fleet, source):
 def test_one_gpu_is_fenced_alone(fleet, source):
     """Where claims hand it out; the batch is one look at what is handed out, and no node is written."""
     for name in ("gpu-1", "gpu-2"):
-        fleet.objects.api.patch("Node", name, {"status": {"capacity": {"nvidia.com/gpu": "0"}}}, subresource="status")
+        fleet.objects.api.patch("Node", name, {"status": {"capacity": {"nvidia.com/gpu": None}}}, subresource="status")
         fleet.objects.publish(name, {f"gpu-{gpu}": {"uuid": fleet.uuid(name, gpu)} for gpu in range(2)})
     with source().running() as running:
         ids = posted(running, fleet.together(fleet.alert("gpu-1", 1, 79), fleet.alert("gpu-2", 0, 79)))

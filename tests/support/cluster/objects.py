@@ -40,7 +40,7 @@ class Objects:
         return self.make_nodes(name, **options)[name]
 
     def make_nodes(self, *names: str, gpus: int = 8, labels: Mapping[str, str] | None = None) -> dict[str, str]:
-        room = {"cpu": "192", "memory": "2Ti", "pods": "110", GPU: str(gpus)}
+        room = {"cpu": "192", "memory": "2Ti", "pods": "110", **({GPU: str(gpus)} if gpus else {})}
         made = {}
         for name in names:
             metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}

@@ -98,17 +98,77 @@ def test_a_word_on_the_command_line_is_no_truth(given, means):
     [
         ({"changed": True}, False),
         pytest.param({"failed": True, "msg": "no claims here", "error_kind": "device_not_taintable"}, False, id="then the node is tainted"),
-        pytest.param({"failed": True, "msg": "gone", "error_kind": "api_unavailable"}, True, id="refused"),
+        pytest.param({"failed": True, "msg": "429", "error_kind": "api_unavailable", "in_force": False}, False, id="only devices are away"),
+        pytest.param({"failed": True, "msg": "429", "error_kind": "api_unavailable", "in_force": True}, True, id="a rule stands"),
+        pytest.param({"failed": True, "msg": "no room", "error_kind": "breaker_tripped"}, True, id="refused"),
         pytest.param({"failed": True, "msg": "KeyError: 'items'"}, True, id="what nobody expected"),
     ],
 )
 @pytest.mark.parametrize("stage", ["taint", "verify"])
 def test_a_device_that_is_not_tainted_is_no_success(stage, answer, fails):
     first = yaml.safe_load((TASKS / "orchestrator/kubernetes" / f"{stage}.yml").read_text())[0]
-    assert evaluated("{{ %s }}" % first["failed_when"], incident_device=answer, ansible_check_mode=False) is fails
+    assert (
+        evaluated(
+            "{{ %s }}" % first["failed_when"],
+            incident_device=answer,
+            incident_not_alone=value("incident_not_alone", incident_device=answer),
+        )
+        is fails
+    )
 
 
 @pytest.mark.parametrize("file", [TASKS / "detect.yml", ROLE.parent / "mig/tasks/lock.yml"])
 def test_a_run_has_a_name_of_its_own(file):
     """Of 2**32. Written as a power it would be one of 32: a filter binds more tightly."""
     assert re.findall(r"format\(([^)]*)\)", file.read_text()) == ["4294967296 | random"]
+
+
+@pytest.mark.parametrize(
+    "answer, node",
+    [
+        pytest.param({"actions": []}, False, id="its rule stands"),
+        pytest.param({"actions": ["create"]}, True, id="it has none"),
+        pytest.param({"failed": False, "error_kind": "api_unavailable"}, True, id="nobody can tell"),
+    ],
+)
+def test_verify_asks_for_the_node_s_taint_where_the_gpu_has_none(answer, node):
+    """As when its devices could not be read while it was tainted, and can be by now."""
+    second = yaml.safe_load((TASKS / "orchestrator/kubernetes/verify.yml").read_text())[1]
+    when = second["when"].replace("is skipped", "== 'skipped'")
+    assert evaluated("{{ %s }}" % when, incident_device=answer, ansible_check_mode=False) is node
+
+
+def test_rules_that_cannot_be_read_keep_no_node_tainted():
+    """Each task of the undoing may fail, and ends it then."""
+    tasks = yaml.safe_load((TASKS / "orchestrator/kubernetes/undo.yml").read_text())
+    modules = [next(key.rpartition(".")[2] for key in task if key.startswith("gpuops.")) for task in tasks]
+    assert modules == ["node_taint", "device_taint"]
+
+
+@pytest.mark.parametrize(
+    "elsewhere, file, given_back",
+    [
+        pytest.param({"token": 7}, {"error_kind": "lock_held"}, True, id="nobody is to wait for it to lapse"),
+        pytest.param({"token": 7}, {"timedout": {}}, False, id="a node that hangs is worked on without the file"),
+        pytest.param({}, {"error_kind": "lock_held"}, False, id="the file is all"),
+    ],
+)
+def test_a_lock_that_is_half_taken_is_given_back(elsewhere, file, given_back):
+    [taking] = [task for task in yaml.safe_load((TASKS / "lock.yml").read_text()) if "rescue" in task]
+    release = taking["rescue"][0]
+    assert release["gpuops.remediation.node_lock"]["state"] == "released"
+    conditions = [evaluated("{{ %s }}" % when, incident_lock=elsewhere, incident_node_lock=file) for when in release["when"]]
+    assert all(conditions) is given_back
+
+
+@pytest.mark.parametrize("given, reconcile, seconds", [({}, False, 60), ({}, True, 0), ({"gpuops_room_wait_seconds": 300}, False, 300)])
+def test_who_waits_for_room_soon_gives_its_slot_back(given, reconcile, seconds):
+    """Runs that wait in all slots of an AWX keep out the reconcile that would go on with what they wait for."""
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
+    assert evaluated(defaults["incident_room_wait_seconds"], incident_reconcile=reconcile, **given) == seconds
+    assert (
+        yaml.safe_load((ROLE / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]["options"]["incident_room_wait_seconds"][
+            "default"
+        ]
+        == 60
+    )

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube import access
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import ApiUnavailable
 from ansible_collections.gpuops.remediation.plugins.modules import device_taint
-from kube_fakes import FakeApi, FakeLedger, resource_slice, serve_devices
+from kube_fakes import FakeApi, FakeLedger, notice, resource_slice, serve_devices
 from run_module import run_module
 
-NOTICED = {"status": {"conditions": [{"type": "EvictionInProgress", "message": "Eviction only happens for the NoExecute effect."}]}}
 RULES = "/apis/resource.k8s.io/v1beta2/devicetaintrules/"
 
 
@@ -22,11 +22,6 @@ def api(monkeypatch):
     api.put("/api/v1/nodes/gpu-1", {"metadata": {"name": "gpu-1"}, "spec": {}})
     devices = {"gpu-0": {"uuid": "GPU-a", "pciBusID": "0000:19:00.0"}, "gpu-1": {"uuid": "GPU-b"}}
     api.put("/apis/resource.k8s.io/v1/resourceslices/gpu-1", resource_slice("gpu-1", devices))
-
-    def notice(method, path, body):
-        if method == "POST":
-            body.update(NOTICED)
-
     api.before = notice
     return api
 
@@ -57,6 +52,32 @@ def test_for_an_incident(api, monkeypatch):
     assert ("take_slot", "i-1", "gpu-1", {"rack": "r1"}) in ledger.asked
     assert run(incident_id="i-1", state="absent")["changed"]
     assert ([row.status for row in ledger.rows], rules(api)) == (["reverted"], [])
+
+
+def test_a_node_that_its_fence_tainted_is_named(api, monkeypatch):
+    """Once the GPU alone is out, the node is to be given back."""
+    ledger = FakeLedger()
+    monkeypatch.setattr(access, "open_ledger", lambda url, check_mode: ledger)
+    assert run(gpu="GPU-a", incident_id="i-1")["node_parts"] == []
+    ledger.intend("i-1", "node/gpu-1/taint/gpu.unhealthy:NoSchedule", None, {})
+    assert run(gpu="GPU-a", incident_id="i-1")["node_parts"] == ["taint/gpu.unhealthy:NoSchedule"]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_an_api_that_does_not_answer_says_whether_a_rule_stands(api, monkeypatch, before):
+    """Without one, the node is to be tainted while its own API answers."""
+    ledger = FakeLedger()
+    monkeypatch.setattr(access, "open_ledger", lambda url, check_mode: ledger)
+    if before:
+        run(gpu="GPU-b", incident_id="i-1")
+
+    def away(method, path, body):
+        if "resource.k8s.io" in path:
+            raise ApiUnavailable("429 Too Many Requests", status=429)
+
+    api.before = away
+    result = run(gpu="GPU-b", incident_id="i-1", deadline_seconds=0.2)
+    assert (result["error_kind"], result["in_force"]) == ("api_unavailable", before)
 
 
 def test_a_preview_asks_nothing_in_check_mode(api):

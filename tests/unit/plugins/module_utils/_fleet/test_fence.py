@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.fence import fence
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.prometheus import PrometheusUnavailable, Sample
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.policy import load_policy
-from kube_fakes import Clock, FakeApi, resource_slice, serve_devices
+from kube_fakes import Clock, FakeApi, notice, resource_slice, serve_devices
 from ledgers import GPU, NOON, alert, wanted
 from loop import REPOSITORY
 
@@ -70,6 +70,7 @@ def test_what_is_certain_alone_is_fenced_and_nothing_else(fenced, api, ledger):
 def test_a_gpu_that_is_handed_out_by_itself_is_fenced_alone(fenced, api, ledger):
     """Its node is not; that of a GPU which a device plugin hands out is. Each has its own result."""
     serve_devices(api)
+    api.before = notice
     api.put("/apis/resource.k8s.io/v1/resourceslices/gpu-2", resource_slice("gpu-2", {"gpu-0": {"uuid": GPU}}))
     answers = fenced(lost(), lost("gpu-2"))
     assert [(one["node"], one["fenced"]) for one in answers] == [("gpu-1", True), ("gpu-2", True)]

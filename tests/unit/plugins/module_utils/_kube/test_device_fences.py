@@ -7,9 +7,9 @@ from __future__ import annotations
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LedgerUnavailable
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.device_fences import DeviceFence, fence_devices
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import ApiUnavailable
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import ApiUnavailable, Forbidden
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.fences import Fence
-from kube_fakes import Clock, FakeApi, resource_slice, serve_devices
+from kube_fakes import Clock, FakeApi, notice, resource_slice, serve_devices
 from ledgers import by_hand
 
 RULES = "/apis/resource.k8s.io/v1beta2/devicetaintrules"
@@ -20,6 +20,7 @@ class World:
         self.ledger, self.clock = ledger, Clock()
         self.api = FakeApi(self.clock)
         serve_devices(self.api, rules)
+        self.api.before = notice
         ledger.configure("fence", {"nodes": 100}, False, "tests", "the test needs it")
 
     def node(self, name, labels=None, **capacity):
@@ -61,7 +62,8 @@ def test_many_at_once(world, count):
     assert world.tainted() == sorted((name, "gpu-3") for name in names)
     assert [path for _method, path, _body in world.api.writes()] == [RULES] * count
     assert world.changes(*fences) == [("applied", None)] * count
-    assert len(world.api.requests) == 3 + count + (1 if count > 32 else count), "two versions, the slices, the nodes, the rules"
+    asked = 4 + count + (1 if count > 32 else count)
+    assert (len(world.api.requests), world.clock.time) == (asked, 0), "two versions, the slices, the nodes, the rules, one rule again"
 
 
 def test_two_gpus_of_one_node(world):
@@ -93,6 +95,34 @@ def test_a_server_without_the_rules(ledger):
     world = World(ledger, rules=None)
     world.node("gpu-1")
     assert world.fence_all(world.fence("gpu-1")) == [None]
+
+
+def test_rules_that_nobody_acts_on_fence_nothing(world):
+    """Then the nodes are fenced too, soon, and what failed for another reason stays as it is."""
+    for name in ("gpu-1", "gpu-2"):
+        world.node(name)
+    world.node("other", labels={"gpuops.remediation/managed": "false"})
+    world.api.before = lambda method, path, body: None
+    fences = [world.fence("gpu-1"), world.fence("other"), world.fence("gpu-2")]
+    first, other, second = world.fence_all(*fences)
+    assert (first, other["error_kind"], second) == (None, "not_managed", None)
+    assert world.tainted() == [("gpu-1", "gpu-0"), ("gpu-2", "gpu-0")]
+    assert 2 <= world.clock.time < 3
+
+
+def test_an_account_that_may_not_make_rules(world):
+    """The nodes are fenced, and no release will have to read rules that were never made."""
+    for name in ("gpu-1", "gpu-2"):
+        world.node(name)
+    fences = [world.fence("gpu-1"), world.fence("gpu-2")]
+
+    def refuse(method, path, body):
+        if method == "POST":
+            raise Forbidden("POST: 403", status=403)
+
+    world.api.before = refuse
+    assert world.fence_all(*fences) == [None, None]
+    assert world.changes(*fences) == [("reverted", None)] * 2
 
 
 def test_one_nodes_trouble_is_its_own(world):
@@ -146,7 +176,7 @@ def test_killed_before_the_write(world):
     world.api.before = down
     assert [one["error_kind"] for one in world.fence_all(fence)] == ["api_unavailable"]
     assert world.changes(fence) == [("intended", None)]
-    world.api.before = lambda method, path, body: None
+    world.api.before = notice
     assert [one["error"] for one in world.fence_all(fence)] == [None]
     assert world.changes(fence) == [("applied", None)]
 

@@ -42,9 +42,29 @@ def test_several_drivers_and_the_parts_of_a_gpu():
     assert [device.id.driver for device in devices_of(devices, "gpu-1", ["0000:19:00.0"])] == ["gpu.example.com"]
 
 
-def test_the_first_name_that_a_driver_uses_counts():
-    devices = parse_devices([resource_slice("gpu-1", {"card": {"pciBusID": "0000:19:00.0"}, "other": {"uuid": "GPU-b"}})])
-    assert [device.id.device for device in devices_of(devices, "gpu-1", ["GPU-a", "0000:19:00.0", "GPU-b"])] == ["card"]
+ADDRESS = "0000:19:00.0"
+BY_ADDRESS = resource_slice("gpu-1", {"card": {"pciBusID": ADDRESS}}, driver="gpu.example.com")
+
+
+@pytest.mark.parametrize(
+    "slices, found",
+    [
+        pytest.param([resource_slice("gpu-1", WHOLE), BY_ADDRESS], ["card", "gpu-0"], id="two drivers, of which each says one"),
+        pytest.param(
+            [resource_slice("gpu-1", {"gpu-0": {"uuid": "GPU-a"}, "mig-0": {"uuid": "MIG-1", "pciBusID": ADDRESS}})],
+            ["gpu-0", "mig-0"],
+            id="a part",
+        ),
+        pytest.param(
+            [resource_slice("gpu-1", {"gpu-0": {"uuid": "GPU-a"}, "gpu-1": {"uuid": "GPU-b", "pciBusID": ADDRESS}})], ["gpu-0"], id="moved"
+        ),
+        pytest.param([resource_slice("gpu-1", {"gpu-1": {"uuid": "GPU-b", "pciBusID": ADDRESS}})], ["gpu-1"], id="its UUID is nowhere"),
+    ],
+)
+def test_all_that_goes_by_any_of_its_names(slices, found):
+    devices = parse_devices(slices)
+    for gpu in (["GPU-a", ADDRESS], [ADDRESS, "GPU-a"]):
+        assert sorted(device.id.device for device in devices_of(devices, "gpu-1", gpu)) == found
 
 
 def test_of_a_pool_only_the_newest_generation():

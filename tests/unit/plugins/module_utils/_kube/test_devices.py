@@ -147,12 +147,22 @@ def test_not_alone(world, gpu, why):
     assert (world.api.writes(), world.ledger.rows) == ([], [])
 
 
-def test_not_alone_beside_a_device_plugin():
+@pytest.mark.parametrize("first", ["plugin", "rule"])
+@pytest.mark.parametrize("amount", ["8", pytest.param("0", id="a plugin that starts anew")])
+def test_not_alone_beside_a_device_plugin(amount, first):
+    """Whichever came first; a rule that stands is kept until the release."""
     world = World()
-    world.put_node(capacity={"nvidia.com/gpu": "8", "cpu": "8"})
-    with pytest.raises(DeviceNotTaintable, match="a device plugin hands out"):
+    if first == "rule":
         world.writer().present(["GPU-3"], OURS)
-    world.put_node(capacity={"nvidia.com/gpu": "0", "nvidia.com/hostdev": "8"})
+    world.put_node(capacity={"nvidia.com/gpu": amount, "cpu": "8"})
+    with pytest.raises(DeviceNotTaintable, match="a device plugin hands out nvidia"):
+        world.writer().present(["GPU-3"], OURS)
+    assert world.devices() == (["gpu-3"] if first == "rule" else [])
+
+
+def test_alone_beside_other_devices_of_the_vendor():
+    world = World()
+    world.put_node(capacity={"nvidia.com/hostdev": "8"})
     assert world.writer().present(["GPU-3"], OURS).steps
 
 
@@ -168,6 +178,25 @@ def test_not_alone_without_the_rights(what):
     world.api.before = refuse
     with pytest.raises(DeviceNotTaintable, match="may not"):
         world.writer().present(["GPU-3"], OURS)
+
+
+def test_a_rule_that_the_server_refused_leaves_nothing_to_undo():
+    """The release would have to read what the account may not."""
+    world = World()
+    world.before_post(lambda path, body: (never for never in ()).throw(Forbidden("POST: 403", status=403)))
+    with pytest.raises(DeviceNotTaintable, match="may not"):
+        world.writer().present(["GPU-3"], OURS)
+    assert [row.status for row in world.ledger.rows] == ["reverted"]
+
+
+def test_rules_that_can_no_longer_be_read_are_named():
+    world = World()
+    [name] = world.writer().present(["GPU-3"], OURS).after
+    world.api.objects.pop("/apis/resource.k8s.io/v1beta2")
+    with pytest.raises(DeviceNotTaintable, match=f"serves no DeviceTaintRule.*; the rules {name} may stand on node gpu-1: give"):
+        world.writer().release()
+    serve_devices(world.api)
+    assert world.writer().release().steps
 
 
 def test_the_older_version():
@@ -271,6 +300,18 @@ def test_a_human_wins(how):
     assert (world.rules(), world.ledger.rows[0].status) == (left, "reverted")
 
 
+def test_the_other_parts_of_a_gpu_that_a_human_gave_back_are_named():
+    """The incident ends, and nobody else would say that they are still out."""
+    world = World(devices={f"mig-{part}": {"parentUUID": "GPU-a"} for part in range(3)})
+    first, second, third = world.writer().present(["GPU-a"], OURS).after
+    world.api.objects.pop(f"{RULES}/{second}")
+    with pytest.raises(
+        HumanOverride,
+        match=f"undid {second} on .* In force still: {first}, {third} .kubectl delete devicetaintrules -l gpuops.remediation/incident=a",
+    ):
+        world.writer().present(["GPU-a"], OURS)
+
+
 def test_a_name_that_is_taken_is_left_alone():
     world = World()
     [name] = world.writer(incident="").present(["GPU-3"], OURS).after
@@ -287,6 +328,17 @@ def test_a_gpu_that_its_driver_has_ceased_to_list_stays_tainted():
     world.api.put(SLICE, resource_slice("gpu-1", {"gpu-0": {"uuid": "GPU-0"}}))
     assert not world.writer().present(["GPU-3"], OURS).steps
     assert world.devices() == ["gpu-3"]
+
+
+@pytest.mark.parametrize("listed", [{"gpu-3": {"uuid": "GPU-4"}}, {"gpu-3": {"uuid": "GPU-4"}, "gpu-2": {"uuid": "GPU-3"}}, {"gpu-3": {}}])
+def test_a_device_that_is_another_gpu_by_now_is_no_quarantine(listed):
+    """Drivers may count their devices, and a reboot may count anew."""
+    world = World()
+    [name] = world.writer().present(["GPU-3"], OURS).after
+    world.api.put(SLICE, resource_slice("gpu-1", listed))
+    with pytest.raises(DeviceNotTaintable, match=f"gpu-3 that {name} taints on node gpu-1 is no longer listed as GPU-3"):
+        world.writer().present(["GPU-3"], OURS)
+    assert world.devices() == ["gpu-3"], "until the release"
 
 
 def test_a_prediction_is_the_servers_and_writes_nothing():
@@ -356,10 +408,16 @@ class TestHolders:
 
     def uids(self, world, gpu="GPU-3", **options):
         writer, resources = world.parts(**options)
-        return DeviceHolders(writer, resources, [gpu]).uids(NodeWriter(world.api, Permit("gpu-1"), world.clock.deadline()).read())
+        return DeviceHolders(writer, resources, [gpu]).uids(
+            NodeWriter(world.api, Permit("gpu-1"), world.clock.deadline()).read(), ["default"]
+        )
 
     def test_certain_by_the_claims(self):
-        assert self.uids(self.world()) == {"u1": True}
+        world = self.world()
+        assert self.uids(world) == {"u1": True}
+        assert [path for _method, path, _body in world.api.requests if path.endswith("resourceclaims")] == [
+            "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+        ], "not those of the whole cluster"
 
     def test_certain_without_rules_too(self):
         world = self.world()
@@ -372,8 +430,16 @@ class TestHolders:
         world.api.objects.pop(SLICE)
         assert self.uids(world) == {"u1": False}
 
+    @pytest.mark.parametrize("elsewhere, uids", [({}, None), ({"gpu-4": {"uuid": "GPU-3"}}, {"u2": True})])
+    def test_whoever_holds_another_gpu_of_that_name_is_left_alone(self, elsewhere, uids):
+        world = self.world()
+        world.writer().present(["GPU-3"], OURS)
+        world.api.put(SLICE, resource_slice("gpu-1", {"gpu-3": {"uuid": "GPU-4"}, **elsewhere}))
+        assert self.uids(world) == uids
+
     def test_nobody_can_tell(self):
         world = self.world()
         assert self.uids(world, gpu="GPU-other") is None
+        world.writer().present(["GPU-3"], OURS)
         world.put_node(capacity={"nvidia.com/gpu": "8"})
-        assert self.uids(world) is None
+        assert self.uids(world) is None, "our rule speaks of the driver's claims only"

@@ -105,8 +105,10 @@ class Claims:
 
     def __init__(self, *answers):
         self.answers = list(answers)
+        self.namespaces = []
 
-    def uids(self, node):
+    def uids(self, node, namespaces):
+        self.namespaces.append(set(namespaces))
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
@@ -130,6 +132,16 @@ def test_who_came_later_goes_unless_the_claim_tolerates_the_device(tolerates):
             drain.run()
     else:
         assert names(drain.run()["evicted"]) == ["a", "late"]
+
+
+def test_claims_are_read_where_the_node_s_pods_have_some():
+    by_count, elsewhere = pod("c"), pod("d")
+    by_count["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "made"}
+    for each, namespace in ((by_count, "batch"), (elsewhere, "kube-system")):
+        each["metadata"]["namespace"] = namespace
+    claims = Claims({})
+    World(pod("a", claims={"gpu": "c1"}), by_count, elsewhere).drain(Selection("gpu"), holders=claims).look()
+    assert claims.namespaces == [{"default", "batch"}]
 
 
 def test_without_claims_it_is_a_guess():
