@@ -113,7 +113,7 @@ def rulebook() -> None:
 
 
 def main() -> None:
-    alone = {"messages": messages, "rulebook": rulebook, "storm": storm.show}
+    alone = {"messages": messages, "rulebook": rulebook, "storm": storm.show, "worked_off": storm.work_off}
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("part", nargs="?", choices=sorted(alone), help="this part alone")
     part = arguments.parse_args().part

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from cluster.objects import wait_until
 from fence_storm import PCI, killed_amid, post, prepared, tainted
 from fleet import Fleet
 from http_answers import answering
+from loop import Run
 from monitoring import job, running_prometheus
 from trigger import Rulebook, Source
 
@@ -88,15 +90,33 @@ def killed(nodes: int, more: int) -> str:
     return f"\nkilled when {fenced} of {nodes} nodes were fenced, back at once, {more} new alerts meanwhile: {nodes + more} nodes, each fenced once"
 
 
-def work_off(nodes: int, parallel: int = 5) -> None:
-    """The same with machines behind the nodes, of which every fifth has lost its GPU, and the whole rulebook, which starts two runs for them."""
+@contextmanager
+def _reconciled(fleet: Fleet, seconds: float) -> Iterator[None]:
+    """One run after another, a minute between them, as the role's timer has it; the last is awaited."""
+    over = threading.Event()
+
+    def runs() -> Iterator[Run]:
+        while not over.wait(60):
+            yield fleet.play("reconcile", timeout_seconds=seconds)
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        ended = pool.submit(lambda: [run.output for run in runs() if not run.ok])
+        try:
+            yield
+        finally:
+            over.set()
+    assert not ended.result(), ended.result()
+
+
+def work_off(nodes: int = 200, parallel: int = 5) -> None:
+    """The same with machines behind the nodes, of which every fifth has lost its GPU, the whole rulebook, which starts two runs, and reconcile."""
     with (
         tempfile.TemporaryDirectory(prefix="gpuops-storm-") as folder,
         Cluster(Path(folder) / "cluster") as cluster,
         Fleet(Path(folder) / "controller", cluster) as fleet,
     ):
         names = [f"gpu-{number}" for number in range(nodes)]
-        for number, node in enumerate(fleet.gpu_nodes(*names, gpus=1, gpuops_max_parallel_nodes=parallel, gpuops_room_wait_seconds=720)):
+        for number, node in enumerate(fleet.gpu_nodes(*names, gpus=1, gpuops_max_parallel_nodes=parallel)):
             if number % 5 == 0:
                 node.xid(0, 79)
                 node.lost(0)
@@ -105,7 +125,7 @@ def work_off(nodes: int, parallel: int = 5) -> None:
         fleet.ledger(write=True).keep_nodes(inventory)
         fleet.more_environment["ANSIBLE_FORKS"] = str(parallel)
         variables = {"gpuops_fence_in": "source", "gpuops_kubeconfig": str(cluster.kubeconfig), "gpuops_max_parallel_nodes": parallel}
-        with Rulebook(fleet, **variables).running() as rulebook:
+        with Rulebook(fleet, **variables).running() as rulebook, _reconciled(fleet, seconds=60 + 30 * nodes):
             began, most = time.time(), 0
             with ThreadPoolExecutor(max_workers=50) as pool:
                 for half in (names[::2], names[1::2]):
