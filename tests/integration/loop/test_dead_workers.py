@@ -18,7 +18,7 @@ from cluster.objects import wait_until
 from loop import alive, children
 
 pytestmark = pytest.mark.timeout(900)
-ENDS_SECONDS = 15.0
+ENDS_SECONDS = 30.0
 LINGERS = """
 import time
 from multiprocessing import util
@@ -41,7 +41,7 @@ PLAYS = """
   gather_facts: false
   strategy: host_pinned
   tasks:
-    - ansible.builtin.command: sleep 5
+    - ansible.builtin.command: sleep 15
 """
 
 
