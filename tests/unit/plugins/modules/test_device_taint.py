@@ -34,7 +34,7 @@ def rules(api):
     return [thing for path, thing in api.objects.items() if path.startswith(RULES)]
 
 
-@pytest.mark.parametrize("gpu", ["GPU-a", "0000:19:00.0", ["GPU-gone", "0000:19:00.0"]])
+@pytest.mark.parametrize("gpu", ["GPU-a", "0000:19:00.0", ["GPU-a", "0000:99:00.0"]])
 def test_an_operators_own_use(api, gpu):
     """Without an incident nobody is asked; our taint is the default, and the diff shows the rule."""
     result = run(gpu=gpu)

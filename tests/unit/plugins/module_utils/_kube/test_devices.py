@@ -147,6 +147,14 @@ def test_not_alone(world, gpu, why):
     assert (world.api.writes(), world.ledger.rows) == ([], [])
 
 
+def test_a_healthy_gpu_at_the_address_of_the_lost_one_is_left_alone():
+    """As after a reboot without it, where the buses are numbered anew: the node is to be tainted."""
+    world = World(devices={"gpu-2": {"uuid": "GPU-4", "pciBusID": "0000:19:00.0"}})
+    with pytest.raises(DeviceNotTaintable, match="no ResourceSlice has GPU-3 or 0000:19:00.0"):
+        world.writer().present(["GPU-3", "0000:19:00.0"], OURS)
+    assert world.api.writes() == []
+
+
 @pytest.mark.parametrize("first", ["plugin", "rule"])
 @pytest.mark.parametrize("amount", ["8", pytest.param("0", id="a plugin that starts anew")])
 def test_not_alone_beside_a_device_plugin(amount, first):
@@ -406,9 +414,9 @@ class TestHolders:
         world.api.put("/apis/resource.k8s.io/v1/resourceclaims/b", claim("b", "gpu-1", "gpu-4", pods=["u2"]))
         return world
 
-    def uids(self, world, gpu="GPU-3", **options):
-        writer, resources = world.parts(**options)
-        return DeviceHolders(writer, resources, [gpu]).uids(
+    def uids(self, world, *gpu):
+        writer, resources = world.parts()
+        return DeviceHolders(writer, resources, gpu or ["GPU-3"]).uids(
             NodeWriter(world.api, Permit("gpu-1"), world.clock.deadline()).read(), ["default"]
         )
 
@@ -437,9 +445,14 @@ class TestHolders:
         world.api.put(SLICE, resource_slice("gpu-1", {"gpu-3": {"uuid": "GPU-4"}, **elsewhere}))
         assert self.uids(world) == uids
 
+    def test_whoever_holds_the_gpu_at_its_address_by_now_is_left_alone(self):
+        world = self.world()
+        world.api.put(SLICE, resource_slice("gpu-1", {"gpu-3": {"uuid": "GPU-4", "pciBusID": "0000:19:00.0"}}))
+        assert self.uids(world, "GPU-3", "0000:19:00.0") is None
+
     def test_nobody_can_tell(self):
         world = self.world()
-        assert self.uids(world, gpu="GPU-other") is None
+        assert self.uids(world, "GPU-other") is None
         world.writer().present(["GPU-3"], OURS)
         world.put_node(capacity={"nvidia.com/gpu": "8"})
         assert self.uids(world) is None, "our rule speaks of the driver's claims only"
