@@ -63,8 +63,8 @@ options:
         - Where neither says it for certain, all pods that request or claim a GPU.
   gpu:
     description:
-      - The sick GPU as in M(gpuops.remediation.device_taint). Where a driver hands it out by Dynamic Resource Allocation, and no device plugin does, the
-        ResourceClaims say whose it is.
+      - The sick GPU as in M(gpuops.remediation.device_taint). Where a driver hands it out by Dynamic Resource Allocation, and no pod of the node has a
+        GPU from a device plugin, the ResourceClaims say whose it is.
     type: list
     elements: str
   pods:

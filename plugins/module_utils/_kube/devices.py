@@ -38,6 +38,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors im
     NodeGone,
     NodeRecreated,
 )
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Pod, has_gpu_of_plugin, holds_claims
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.permit import Change
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.resources import RULES, VERSIONS, ResourceApi
@@ -277,18 +278,20 @@ class DeviceHolders:
         self._listed: list[Device] = []
         self._devices: list[Device] = []
 
-    def uids(self, node: Node, namespaces: Collection[str]) -> dict[str, bool] | None:
-        """Their UIDs, and whether each would get the GPU again; of the pods in `namespaces`, which are where the node's pods have claims.
+    def uids(self, node: str, pods: Collection[Pod]) -> dict[str, bool] | None:
+        """Their UIDs among `pods`, which are all of the node's, and whether each would get the GPU again.
 
-        None where nobody can tell: it is in no slice, or a device plugin hands it out too.
+        None where nobody can tell: it is in no slice, or a device plugin may have given it to one of the pods. A plugin that has gone
+        leaves its resource behind on the node, so only the pods tell.
         """
-        if node.gpu_resources:
+        if any(has_gpu_of_plugin(pod) for pod in pods):
             return None
         standing = self._writer.standing().values()
+        namespaces = {pod["metadata"]["namespace"] for pod in pods if holds_claims(pod)}
         try:
             if not self._devices:
-                self._listed = self._resources.devices(node.name)
-                self._devices = devices_of(self._listed, node.name, self._gpu)
+                self._listed = self._resources.devices(node)
+                self._devices = devices_of(self._listed, node, self._gpu)
             others = of_another_gpu(standing, self._listed, self._devices)
             taints: dict[DeviceId, list[Taint]] = {rule.id: [rule.taint] for rule in standing if rule not in others}
             for device in self._devices:

@@ -167,15 +167,22 @@ def _controller(pod: Pod) -> Mapping[str, Any]:
 
 def wants_gpu(pod: Pod, gpu_claims: Collection[str] = ()) -> bool:
     """Whether it requests a GPU or a MIG device, or claims one."""
-    if any(claim in gpu_claims for claim in claims(pod)):
-        return True
-    spec = pod["spec"]
+    return any(claim in gpu_claims for claim in claims(pod)) or bool(_gpus_requested(pod))
+
+
+def has_gpu_of_plugin(pod: Pod) -> bool:
+    """Whether a device plugin gave it a GPU: it requests one by count, and the scheduler has made no claim for that."""
+    mappings = ((pod.get("status") or {}).get("extendedResourceClaimStatus") or {}).get("requestMappings") or ()
+    return not finished(pod) and bool(_gpus_requested(pod) - {each["resourceName"] for each in mappings})
+
+
+def _gpus_requested(pod: Pod) -> set[str]:
+    spec, names = pod["spec"], set()
     for container in [*spec["containers"], *(spec.get("initContainers") or ())]:
         resources = container.get("resources") or {}
-        for name, amount in {**(resources.get("requests") or {}), **(resources.get("limits") or {})}.items():
-            if is_gpu(name) and str(amount) != "0":
-                return True
-    return False
+        amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+        names.update(name for name, amount in amounts.items() if is_gpu(name) and str(amount) != "0")
+    return names
 
 
 def holds_claims(pod: Pod) -> bool:

@@ -20,7 +20,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors im
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.permit import Incident, Permit
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.resources import ResourceApi
-from kube_fakes import Clock, FakeApi, FakeLedger, claim, resource_slice, serve_devices
+from kube_fakes import Clock, FakeApi, FakeLedger, claim, pod, resource_slice, serve_devices
 from ledgers import by_hand
 
 NODE = "/api/v1/nodes/gpu-1"
@@ -408,17 +408,17 @@ def test_an_operators_own_use():
 
 
 class TestHolders:
+    CLAIMANTS = (pod("u1", claims={"gpu": "a"}), pod("u2", claims={"gpu": "b"}))
+
     def world(self):
         world = World()
         world.api.put("/apis/resource.k8s.io/v1/resourceclaims/a", claim("a", "gpu-1", "gpu-3", pods=["u1"]))
         world.api.put("/apis/resource.k8s.io/v1/resourceclaims/b", claim("b", "gpu-1", "gpu-4", pods=["u2"]))
         return world
 
-    def uids(self, world, *gpu):
+    def uids(self, world, *gpu, pods=CLAIMANTS):
         writer, resources = world.parts()
-        return DeviceHolders(writer, resources, gpu or ["GPU-3"]).uids(
-            NodeWriter(world.api, Permit("gpu-1"), world.clock.deadline()).read(), ["default"]
-        )
+        return DeviceHolders(writer, resources, gpu or ["GPU-3"]).uids("gpu-1", pods)
 
     def test_certain_by_the_claims(self):
         world = self.world()
@@ -426,6 +426,15 @@ class TestHolders:
         assert [path for _method, path, _body in world.api.requests if path.endswith("resourceclaims")] == [
             "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
         ], "not those of the whole cluster"
+
+    def test_claims_are_read_where_the_node_s_pods_have_some(self):
+        world = self.world()
+        by_count, elsewhere = pod("c"), pod("d")
+        by_count["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "made"}
+        for each, namespace in ((by_count, "batch"), (elsewhere, "kube-system")):
+            each["metadata"]["namespace"] = namespace
+        self.uids(world, pods=[*self.CLAIMANTS, by_count, elsewhere])
+        assert [path.split("/")[-2] for _method, path, _body in world.api.requests if path.endswith("resourceclaims")] == ["batch", "default"]
 
     def test_certain_without_rules_too(self):
         world = self.world()
@@ -451,8 +460,31 @@ class TestHolders:
         assert self.uids(world, "GPU-3", "0000:19:00.0") is None
 
     def test_nobody_can_tell(self):
+        assert self.uids(self.world(), "GPU-other") is None
+
+    @pytest.mark.parametrize(
+        "limits, certain",
+        [
+            pytest.param({"nvidia.com/gpu": "1"}, False, id="a device plugin gave it one"),
+            pytest.param({"nvidia.com/hostdev": "1"}, True, id="of something else"),
+            pytest.param({"nvidia.com/gpu": "0"}, True, id="of none"),
+        ],
+    )
+    @pytest.mark.parametrize("rule", [True, False])
+    def test_certain_unless_a_pod_has_a_gpu_by_count(self, rule, limits, certain):
+        """What the node's capacity says does not count: it is 0 long after a plugin was removed for good."""
         world = self.world()
-        assert self.uids(world, "GPU-other") is None
-        world.writer().present(["GPU-3"], OURS)
-        world.put_node(capacity={"nvidia.com/gpu": "8"})
-        assert self.uids(world) is None, "our rule speaks of the driver's claims only"
+        if rule:
+            world.writer().present(["GPU-3"], OURS)
+        world.put_node(capacity={"nvidia.com/gpu": "0"})
+        assert self.uids(world, pods=[*self.CLAIMANTS, pod("p", limits=limits)]) == ({"u1": not rule} if certain else None)
+
+    def test_certain_where_the_scheduler_made_a_claim_of_the_count(self):
+        by_count, both = (pod(name, limits={"nvidia.com/gpu": "1"}) for name in "cd")
+        both["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/mig-1g.18gb"] = "1"
+        for each in (by_count, both):
+            mapping = {"containerName": "main", "resourceName": "nvidia.com/gpu", "requestName": "container-0-request-0"}
+            each["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "made", "requestMappings": [mapping]}
+        done = pod("e", limits={"nvidia.com/gpu": "1"}, phase="Succeeded")
+        assert self.uids(self.world(), pods=[*self.CLAIMANTS, by_count, done]) == {"u1": True}
+        assert self.uids(self.world(), pods=[*self.CLAIMANTS, both]) is None
