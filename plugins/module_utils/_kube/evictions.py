@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import is_gpu
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import may_be_gpu
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Taint
 from ansible_collections.gpuops.remediation.plugins.module_utils._names import ANNOTATION_EVICT
 
@@ -181,7 +181,7 @@ def _gpus_requested(pod: Pod) -> set[str]:
     for container in [*spec["containers"], *(spec.get("initContainers") or ())]:
         resources = container.get("resources") or {}
         amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-        names.update(name for name, amount in amounts.items() if is_gpu(name) and str(amount) != "0")
+        names.update(name for name, amount in amounts.items() if may_be_gpu(name) and str(amount) != "0")
     return names
 
 
@@ -192,8 +192,10 @@ def holds_claims(pod: Pod) -> bool:
 
 def claims(pod: Pod) -> list[str]:
     """The ResourceClaims of a pod, as <namespace>/<name>."""
-    made = {each["name"]: each.get("resourceClaimName") for each in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
+    status = pod.get("status") or {}
+    made = {each["name"]: each.get("resourceClaimName") for each in status.get("resourceClaimStatuses") or ()}
     names = [each.get("resourceClaimName") or made.get(each["name"]) for each in pod["spec"].get("resourceClaims") or ()]
+    names.append((status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName"))  # for what it requests by count
     return [f"{pod['metadata']['namespace']}/{name}" for name in names if name]
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Step
-from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import is_gpu
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import may_be_gpu
 from ansible_collections.gpuops.remediation.plugins.module_utils._names import ANNOTATION_INCIDENTS, LABEL_MANAGED
 
 Taint = Mapping[str, Any]
@@ -84,7 +84,7 @@ def parse_node(raw: Mapping[str, Any]) -> Node:
         unschedulable=bool(spec.get("unschedulable")),
         managed=(metadata.get("labels") or {}).get(LABEL_MANAGED) != "false",
         ready=all(each["status"] == "True" for each in (raw.get("status") or {}).get("conditions") or () if each["type"] == "Ready"),
-        gpu_resources=tuple(name for name in sorted((raw.get("status") or {}).get("capacity") or {}) if is_gpu(name)),
+        gpu_resources=tuple(name for name in sorted((raw.get("status") or {}).get("capacity") or {}) if may_be_gpu(name)),
     )
 
 
