@@ -284,9 +284,9 @@ class DeviceHolders:
         None where nobody can tell: it is in no slice, or a device plugin may have given it to one of the pods. A plugin that has gone
         leaves its resource behind on the node, so only the pods tell.
         """
+        standing = self._standing()
         if any(has_gpu_of_plugin(pod) for pod in pods):
             return None
-        standing = self._writer.standing().values()
         namespaces = {pod["metadata"]["namespace"] for pod in pods if holds_claims(pod)}
         try:
             if not self._devices:
@@ -299,6 +299,13 @@ class DeviceHolders:
             return self._resources.holders(taints, namespaces) if taints else None
         except DeviceNotTaintable:  # it may not be read
             return None
+
+    def _standing(self) -> Collection[Rule]:
+        """No rule where they can no longer be read: of a device that is listed, the claims are as certain without them."""
+        try:
+            return self._writer.standing().values()
+        except DeviceNotTaintable:
+            return ()
 
 
 def device_holders(node: NodeWriter, gpu: Sequence[str]) -> DeviceHolders:

@@ -443,6 +443,30 @@ class TestHolders:
         world.api.objects.pop("/apis/resource.k8s.io/v1beta2")
         assert self.uids(world) == {"u1": True}
 
+    @pytest.mark.parametrize("how", ["not served", "forbidden"])
+    def test_certain_where_our_rule_can_no_longer_be_read(self, how):
+        world = self.world()
+        world.writer().present(["GPU-3"], OURS)
+
+        def refuse(method, path, body):
+            if "devicetaintrules" in path:
+                raise Forbidden(f"{method} {path}: 403", status=403)
+
+        if how == "forbidden":
+            world.api.before = refuse
+        else:
+            world.api.objects.pop("/apis/resource.k8s.io/v1beta2")
+        assert self.uids(world) == {"u1": True}
+
+    @pytest.mark.parametrize("also", [(), (pod("p", limits={"nvidia.com/gpu": "1"}),)])
+    def test_a_human_who_gave_the_gpu_back_ends_the_eviction(self, also):
+        """S6."""
+        world = self.world()
+        [name] = world.writer().present(["GPU-3"], OURS).after
+        world.api.objects.pop(f"{RULES}/{name}")
+        with pytest.raises(HumanOverride):
+            self.uids(world, pods=[*self.CLAIMANTS, *also])
+
     def test_certain_by_our_rule_where_the_driver_lists_it_no_more(self):
         world = self.world()
         world.writer().present(["GPU-3"], OURS)
