@@ -208,7 +208,7 @@ class DeviceWriter:
         return " ".join(said)
 
     def noticed(self, rules: Iterable[str], seconds: float = NOTICE_SECONDS) -> None:
-        """Raises where the API server keeps a rule and nobody acts on it, as with a feature gate that only it has.
+        """Raises where the API server keeps a rule and nobody acts on it, as with a feature gate that only it has; or somebody deletes it.
 
         The older version of the rules had no such status in all releases; there it is not asked for.
         """
@@ -222,7 +222,12 @@ class DeviceWriter:
     def _said(self, name: str, until: Deadline) -> str:
         resources, pause = self._resources.within(until), 0.01  # the controller manager answers in a few milliseconds
         while True:
-            conditions = ((resources.raw_rule(name) or {}).get("status") or {}).get("conditions") or ()
+            raw = resources.raw_rule(name)
+            if raw is None:
+                self._node.read()  # its rules go with it
+                self.standing()  # names what is in force still
+                raise HumanOverride(f"somebody undid {name} on node {self._node.name}; it is not put back", part=part_of(name))
+            conditions = (raw.get("status") or {}).get("conditions") or ()
             found = next((each for each in conditions if each["type"] == _CONDITION), None)
             if found:
                 return str(found.get("message", ""))

@@ -400,6 +400,33 @@ def test_a_rule_that_nobody_acts_on_is_no_quarantine(version, heard):
         assert world.clock.time >= 10
 
 
+@pytest.mark.parametrize("incident", ["a", ""])
+def test_a_rule_that_a_human_deletes_before_it_is_noticed(incident):
+    """S6: the node is not tainted for it."""
+    world = World(devices={f"mig-{part}": {"parentUUID": "GPU-a"} for part in range(2)})
+    writer = world.writer(incident=incident)
+    first, second = writer.present(["GPU-a"], OURS).after
+    world.clock.on_sleep = lambda: world.api.objects.pop(f"{RULES}/{first}", None)
+    with pytest.raises(HumanOverride, match=f"undid {first} on .*" + (f"In force still: {second}" if incident else "")):
+        writer.noticed([first, second])
+    assert world.clock.time < 1
+
+
+def test_a_rule_that_went_with_its_node_was_deleted_by_nobody():
+    world = World()
+    writer = world.writer(uid="u1")
+    rules = writer.present(["GPU-3"], OURS).after
+
+    def recreated():
+        world.put_node(uid="u2")
+        for path in world.rules():
+            world.api.objects.pop(path)
+
+    world.clock.on_sleep = recreated
+    with pytest.raises(NodeRecreated):
+        writer.noticed(rules)
+
+
 def test_an_operators_own_use():
     world = World()
     world.writer(incident="").present(["GPU-3"], OURS)
