@@ -215,7 +215,7 @@ def run(params, check_mode):
         except ApiUnavailable as error:
             error.details["in_force"] = any(change.status == "applied" for change in writer.changes().values())
             raise
-        return {**outcome.result(show), "node_parts": sorted(permit.changes())}
+        return {**outcome.result(show), "node_parts": sorted(permit.changes("taint"))}
     return (writer.release() if params["incident_id"] else writer.absent(params["gpu"])).result(show)
 
 

@@ -59,7 +59,8 @@ def test_a_node_that_its_fence_tainted_is_named(api, monkeypatch):
     ledger = FakeLedger()
     monkeypatch.setattr(access, "open_ledger", lambda url, check_mode: ledger)
     assert run(gpu="GPU-a", incident_id="i-1")["node_parts"] == []
-    ledger.intend("i-1", "node/gpu-1/taint/gpu.unhealthy:NoSchedule", None, {})
+    for part in ("cordon", "taint/gpu.unhealthy:NoSchedule"):
+        ledger.intend("i-1", f"node/gpu-1/{part}", None, {})
     assert run(gpu="GPU-a", incident_id="i-1")["node_parts"] == ["taint/gpu.unhealthy:NoSchedule"]
 
 
