@@ -177,7 +177,8 @@ def has_gpu_of_plugin(pod: Pod) -> bool:
 
 
 def _gpus_requested(pod: Pod) -> set[str]:
-    spec, names = pod["spec"], set()
+    spec = pod["spec"]
+    names: set[str] = set()
     for container in [*spec["containers"], *(spec.get("initContainers") or ())]:
         resources = container.get("resources") or {}
         amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
