@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,11 @@ QUARANTINES = VARS["incident_quarantines"]
 def value(name, **given):
     """A variable of the role, from those that it is made of."""
     return evaluated(VARS[name], incident_quarantines=QUARANTINES, **given)
+
+
+def kubernetes(stage):
+    """The tasks of a stage on Kubernetes."""
+    return yaml.safe_load((TASKS / "orchestrator/kubernetes" / f"{stage}.yml").read_text())
 
 
 @pytest.mark.parametrize(
@@ -100,16 +106,16 @@ def test_a_word_on_the_command_line_is_no_truth(given, means):
         pytest.param({"failed": True, "msg": "no claims here", "error_kind": "device_not_taintable"}, False, id="then the node is tainted"),
         pytest.param({"failed": True, "msg": "429", "error_kind": "api_unavailable", "in_force": False}, False, id="only devices are away"),
         pytest.param({"failed": True, "msg": "429", "error_kind": "api_unavailable", "in_force": True}, True, id="a rule stands"),
+        pytest.param({"failed": True, "msg": "no answer", "error_kind": "api_unavailable"}, False, id="away before anything was asked"),
         pytest.param({"failed": True, "msg": "no room", "error_kind": "breaker_tripped"}, True, id="refused"),
         pytest.param({"failed": True, "msg": "KeyError: 'items'"}, True, id="what nobody expected"),
     ],
 )
 @pytest.mark.parametrize("stage", ["taint", "verify"])
 def test_a_device_that_is_not_tainted_is_no_success(stage, answer, fails):
-    first = yaml.safe_load((TASKS / "orchestrator/kubernetes" / f"{stage}.yml").read_text())[0]
     assert (
         evaluated(
-            "{{ %s }}" % first["failed_when"],
+            "{{ %s }}" % kubernetes(stage)[0]["failed_when"],
             incident_device=answer,
             incident_not_alone=value("incident_not_alone", incident_device=answer),
         )
@@ -133,15 +139,75 @@ def test_a_run_has_a_name_of_its_own(file):
 )
 def test_verify_asks_for_the_node_s_taint_where_the_gpu_has_none(answer, node):
     """As when its devices could not be read while it was tainted, and can be by now."""
-    second = yaml.safe_load((TASKS / "orchestrator/kubernetes/verify.yml").read_text())[1]
-    when = second["when"].replace("is skipped", "== 'skipped'")
+    when = kubernetes("verify")[1]["when"].replace("is skipped", "== 'skipped'")
     assert evaluated("{{ %s }}" % when, incident_device=answer, ansible_check_mode=False) is node
+
+
+BEGAN = datetime(2026, 1, 1, 2, 0, 0, 250000)
+
+
+def seconds_left(seconds, spent):
+    began = {
+        "incident_step": {"seconds": seconds, "incident": {"stages": {"taint": {"started_at": BEGAN.isoformat("T", "milliseconds") + "Z"}}}}
+    }
+    parts = {**began, "now": lambda utc: BEGAN + timedelta(seconds=spent)}
+    return value("incident_seconds_left", incident_stage_began=value("incident_stage_began", incident_stage="taint", **parts), **parts)
+
+
+@pytest.mark.parametrize("spent, left", [(0, 60), (31.5, 28.5), (70, 0)])
+def test_what_is_left_of_a_stage(spent, left):
+    assert seconds_left(60, spent) == left
+
+
+@pytest.mark.parametrize(
+    "stage, seconds, limits, ends",
+    [
+        pytest.param("verify", 60, {}, 60, id="no task begins anew"),
+        pytest.param("taint", 120, {}, 120, id="no task begins anew in the taint either"),
+        pytest.param("taint", 30, {}, 45, id="S16: the node has its floor, whatever the GPU has spent"),
+        pytest.param("taint", 30, {"taint_floor_seconds": "20"}, 35, id="S16: which is configured"),
+    ],
+)
+def test_the_tasks_of_a_stage_share_its_time(stage, seconds, limits, ends):
+    """An API that hangs costs each of them all that it is given."""
+    spent = 0
+    for task in kubernetes(stage):
+        for module, options in task.items():
+            if module.startswith("gpuops.") and "keep_cordon" not in options:  # then the GPU needs no node to stand in
+                given = {
+                    "incident_step": {"seconds": seconds},
+                    "incident_seconds_left": seconds_left(seconds, spent),
+                    "incident_limits": limits,
+                }
+                spent += evaluated(options["deadline_seconds"], **given)
+    assert spent == ends
+
+
+@pytest.mark.parametrize(
+    "answer, fails, reason",
+    [
+        pytest.param({"changed": True}, False, "", id="given back"),
+        pytest.param({"skipped": True}, False, "", id="it did not stand in"),
+        pytest.param(
+            {"msg": "429", "error_kind": "api_unavailable"}, False, "the node is tainted still, beside its GPU: 429", id="not now"
+        ),
+        pytest.param({"msg": "taken", "error_kind": "lock_lost"}, True, None, id="S5: not ours any more"),
+        pytest.param({"msg": "full", "error_kind": "ledger_unavailable"}, True, None, id="S19: nothing can be kept"),
+    ],
+)
+def test_a_node_that_is_not_given_back_is_a_reason(answer, fails, reason):
+    """The GPU is out by its rule all the same."""
+    _device, back, _node, kept = kubernetes("taint")
+    assert evaluated("{{ %s }}" % back["failed_when"], incident_given_back=answer) is fails
+    if not fails:
+        outcome = kept["ansible.builtin.set_fact"]["incident_outcome"]
+        assert outcome["outcome"] == "ok"
+        assert (evaluated(outcome["reason"], incident_device={"actions": []}, incident_given_back=answer) or "") == reason
 
 
 def test_rules_that_cannot_be_read_keep_no_node_tainted():
     """Each task of the undoing may fail, and ends it then."""
-    tasks = yaml.safe_load((TASKS / "orchestrator/kubernetes/undo.yml").read_text())
-    modules = [next(key.rpartition(".")[2] for key in task if key.startswith("gpuops.")) for task in tasks]
+    modules = [next(key.rpartition(".")[2] for key in task if key.startswith("gpuops.")) for task in kubernetes("undo")]
     assert modules == ["node_taint", "device_taint"]
 
 
