@@ -170,6 +170,9 @@ options:
   reason:
     description: Why, in words for people.
     type: str
+  overdue_because:
+    description: With O(state=closed), end the incident only if it runs and its time is over; and why nobody worked on it, in words for people.
+    type: str
   checks:
     description: With O(state=released), what was read before the release.
     type: dict
@@ -351,6 +354,7 @@ SPEC = {
         "incident_id": {},
         "end_state": {"choices": END_STATES},
         "reason": {},
+        "overdue_because": {},
         "checks": {"type": "dict", "default": {}},
         "ledger_dir": {"type": "path"},
         "older_than_days": {"type": "int", "default": 90},
