@@ -158,6 +158,31 @@ def test_what_is_over_time_and_nobody_s_keeps_no_room(ledger, first, clock):
     assert ledger.overview()["overdue"] == [first]
 
 
+@pytest.mark.parametrize(
+    "later, stands, state",
+    [
+        pytest.param(719, False, "running", id="it has time left"),
+        pytest.param(721, False, "held_for_human", id="nothing was done"),
+        pytest.param(721, True, "quarantined_overdue", id="a fence stands"),
+    ],
+)
+def test_what_nobody_could_work_on_ends_with_its_time(ledger, first, clock, later, stands, state):
+    """S16, S12."""
+    if stands:
+        ledger.intend(first, "node/gpu-0/taint/x", None, {})
+    clock.on(later)
+    changed, record = ledger.close_incident(first, overdue_because="the disk is full")
+    assert (changed, record["state"]) == (state != "running", state)
+    assert not changed or "the disk is full" in record["reason"]
+    assert not ledger.close_incident(first, overdue_because="again")[0]
+
+
+def test_what_waits_is_not_over_time(ledger, first, clock):
+    second = waiting(ledger, 1)
+    clock.on(721)
+    assert ledger.close_incident(second, overdue_because="the disk is full")[1]["state"] == "fenced_waiting"
+
+
 def told(ledger):
     """The pages about those that wait which are due now; they are sent."""
     pages = [one for one in ledger.claim_notifications() if one["topic"] == "fenced_waiting"]

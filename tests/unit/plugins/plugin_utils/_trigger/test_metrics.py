@@ -48,7 +48,9 @@ def test_a_ledger_that_is_away_takes_no_other_metric_with_it(error):
 
     found = scrape(read)
     assert (found["gpuops_ledger_up"], found["gpuops_inbox_depth"]) == (0, 0)
-    assert not {name for name in found if name.startswith(("gpuops_mode", "gpuops_breaker", "gpuops_outbox", "gpuops_reconcile", "gpuops_waiting"))}
+    assert not {
+        name for name in found if name.startswith(("gpuops_mode", "gpuops_breaker", "gpuops_outbox", "gpuops_reconcile", "gpuops_waiting"))
+    }
 
 
 def test_a_ledger_that_hangs_holds_one_thread_and_no_scrape(monkeypatch):
