@@ -58,8 +58,9 @@ class Queue(Settings):
 
     def _tell_of_waiting(self, connection: sa.Connection) -> None:
         """One page for all that wait; it grows until it is sent. Of who comes later another tells, and not too soon after the last."""
-        waiting = sa.select(INCIDENTS).where(INCIDENTS.c.state == "fenced_waiting").order_by(INCIDENTS.c.clock_at, INCIDENTS.c.id)
-        rows = connection.execute(waiting).all()
+        columns = (INCIDENTS.c.id, INCIDENTS.c.round, INCIDENTS.c.node, INCIDENTS.c.clock_at)
+        waiting = sa.select(*columns).where(INCIDENTS.c.state == "fenced_waiting")
+        rows = connection.execute(waiting.order_by(INCIDENTS.c.clock_at, INCIDENTS.c.id)).all()
         payload = {"nodes": sorted({row.node for row in rows}), "incident_ids": [row.id for row in rows]}
         last = connection.execute(sa.select(OUTBOX).where(OUTBOX.c.topic == _PAGE).order_by(OUTBOX.c.id.desc()).limit(1)).first()
         if last and not last.attempts:
