@@ -124,11 +124,13 @@ options:
   max_running:
     description:
       - How many nodes may be worked on at once, by whatever run. Incidents of more nodes wait, fenced; V(0) lets all run.
-      - A node is worked on while an incident of it is running, or somebody holds its lock.
+      - A node is worked on while an incident of it is running and has time left, or somebody holds its lock.
+      - Who has waited for longest goes first, and a new incident goes behind those that wait; a node that nobody has asked for within a minute
+        keeps no place free.
     type: int
     default: 0
   wait_seconds:
-    description: With O(state=begun), how long to wait for room.
+    description: With O(state=begun), how long to wait for room. Who then gives up leaves its place to those behind, until it is asked for again.
     type: float
     default: 0
   anew:
