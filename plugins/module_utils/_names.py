@@ -35,6 +35,10 @@ LABELS_GROUP = ("hpc_job", "nvlink_domain", "rack")  # of an Xid: what its node 
 LABEL_XID = "xid"
 LABEL_ERROR = "error"  # corrected, uncorrected
 
+# and of the event source, about what is in the ledger
+METRIC_INCIDENTS_OVERDUE = "gpuops_incidents_overdue"
+METRIC_WAITING_OLDEST = "gpuops_waiting_oldest_seconds"
+
 # The scrape jobs by which the alert rules know the exporters and the event source
 JOB_EXPORTER = "gpuops_exporter"
 JOB_RESPONDER = "gpuops_responder"

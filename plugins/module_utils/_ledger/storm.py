@@ -72,7 +72,8 @@ class Storm(Changes):
 
     def _open_new(self, connection: sa.Connection, wants: Sequence[Want], how: How) -> Records:
         rows, mode = [], self._mode(connection)
-        room = how.max_running - len(self._worked_on(connection)) if how.max_running else len(wants)
+        taken = self._worked_on(connection) | set(self._in_line(connection))
+        room = how.max_running - len(taken) if how.max_running else len(wants)
         for number, want in enumerate(wants):
             rows.append(self._new(want, how.limits, mode, "running" if number < room else "fenced_waiting"))
         connection.execute(sa.insert(INCIDENTS), rows)

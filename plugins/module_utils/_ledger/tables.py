@@ -101,7 +101,8 @@ else:
         sa.Column("opened_at", UtcTime, nullable=False),
         sa.Column("received_at", UtcTime, nullable=False),
         sa.Column("starts_at", UtcTime),
-        sa.Column("clock_at", UtcTime, nullable=False),  # when the time began to run
+        sa.Column("clock_at", UtcTime, nullable=False),  # when the time began to run, or the waiting
+        sa.Column("asked_at", UtcTime),  # when somebody last wanted it to run; null once a run has left it waiting
         sa.Column("deadline_at", UtcTime, nullable=False),
         sa.Column("detected_late_seconds", sa.Integer, nullable=False),
         sa.Column("ended_at", UtcTime),

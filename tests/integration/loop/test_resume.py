@@ -305,7 +305,7 @@ def test_reconcile_tells_before_it_turns_to_the_nodes(controller, tmp_path):
     assert figures.reconcile_seen_at and figures.reconciled_at is None, "it has not got to its end"
     controller.before = {}
     for left in (["fenced_waiting", "fenced_waiting"], ["fenced_waiting"], []):
-        run = controller.play("reconcile")
+        run = controller.play("reconcile", room_wait_seconds=0)
         assert run.ok, run.output
         assert [one["state"] for one in controller.incidents()] == ["contained"] * (3 - len(left)) + left
 

@@ -42,29 +42,30 @@ def test_whose_pods_are_evicted(action, scope, pods):
     assert value("incident_drained", incident_verdict={"action": action, "scope": scope}) == pods
 
 
-@pytest.mark.parametrize(
-    "most, running, room",
-    [(5, 0, 5), (5, 3, 2), (5, 7, 0), pytest.param(0, 7, 9, id="no limit")],
-)
-def test_as_many_waiting_as_there_is_room_for(most, running, room):
-    now = {"unfinished": [str(number) for number in range(running)], "waiting": [str(number) for number in range(9)]}
-    assert value("incident_room", incident_max_running=most, incident_now=now) == room
+@pytest.mark.parametrize("most, nodes", [(1, "b"), (2, "ba"), (9, "bac"), pytest.param(0, "bac", id="no limit")])
+def test_reconcile_asks_room_for_as_many_nodes_as_may_be_worked_on(most, nodes):
+    """The oldest, each with all of its incidents."""
+    incidents = [{"id": f"{node}{number}", "node": node} for number, node in ((3, "c"), (2, "a"), (2, "b"), (1, "a"), (1, "b"), (0, "a"))]
+    now = {"incidents": incidents, "waiting": ["b1", "a1", "b2", "a2", "c3"]}
+    parts = {"incident_waiting": value("incident_waiting", incident_now=now)}
+    parts["incident_next_nodes"] = value("incident_next_nodes", incident_max_running=most, **parts)
+    assert value("incident_next", **parts) == [one for one in now["waiting"] if one[0] in nodes]
 
 
 def test_nobody_waits_for_a_node_that_its_own_run_has_not_begun():
     """Whoever waits keeps a fork: what runs already has to have the first ones."""
     work = [
-        ("a", "fenced_waiting"),
-        ("b", "contained"),
-        ("b", "running"),
-        ("c", "fenced_waiting"),
-        ("d", "running"),
-        (None, "held_for_human"),
+        ("a", "fenced_waiting", 4),
+        ("b", "contained", 1),
+        ("b", "running", 5),
+        ("c", "fenced_waiting", 3),
+        ("d", "running", 2),
+        (None, "held_for_human", 0),
     ]
-    opened = [{"host": host, "state": state} for host, state in work]
+    opened = [{"host": host, "state": state, "opened_at": f"2026-01-01T00:00:0{second}Z"} for host, state, second in work]
     parts = {name: value(name, incident_opened=opened) for name in ("incident_host_groups", "incident_running_hosts")}
     ordered = value("incident_by_host", **parts)
-    assert [(host, len(incidents)) for host, incidents in ordered] == [("b", 2), ("d", 1), ("a", 1), ("c", 1)]
+    assert [(host, len(incidents)) for host, incidents in ordered] == [("b", 2), ("d", 1), ("c", 1), ("a", 1)]
 
 
 NOW, THEN = "2026-01-01T02:00:00Z", "2026-01-01T01:00:00Z"
@@ -216,6 +217,7 @@ def test_rules_that_cannot_be_read_keep_no_node_tainted():
     [
         pytest.param({"token": 7}, {"error_kind": "lock_held"}, True, id="nobody is to wait for it to lapse"),
         pytest.param({"token": 7}, {"timedout": {}}, False, id="a node that hangs is worked on without the file"),
+        pytest.param({"token": 7}, {"error_kind": "state_dir", "msg": "full"}, False, id="so is one whose disk is full"),
         pytest.param({}, {"error_kind": "lock_held"}, False, id="the file is all"),
     ],
 )
@@ -223,11 +225,13 @@ def test_a_lock_that_is_half_taken_is_given_back(elsewhere, file, given_back):
     [taking] = [task for task in yaml.safe_load((TASKS / "lock.yml").read_text()) if "rescue" in task]
     release = taking["rescue"][0]
     assert release["gpuops.remediation.node_lock"]["state"] == "released"
-    conditions = [evaluated("{{ %s }}" % when, incident_lock=elsewhere, incident_node_lock=file) for when in release["when"]]
-    assert all(conditions) is given_back
+    known = {"incident_lock": elsewhere, "incident_node_lock": file}
+    known["incident_lockless_why"] = value("incident_lockless_why", **known)
+    known["incident_keeps_no_lock"] = value("incident_keeps_no_lock", **known)
+    assert all(evaluated("{{ %s }}" % when, **known) for when in release["when"]) is given_back
 
 
-@pytest.mark.parametrize("given, reconcile, seconds", [({}, False, 60), ({}, True, 0), ({"gpuops_room_wait_seconds": 300}, False, 300)])
+@pytest.mark.parametrize("given, reconcile, seconds", [({}, False, 60), ({}, True, 30), ({"gpuops_room_wait_seconds": 300}, False, 300)])
 def test_who_waits_for_room_soon_gives_its_slot_back(given, reconcile, seconds):
     """Runs that wait in all slots of an AWX keep out the reconcile that would go on with what they wait for."""
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())

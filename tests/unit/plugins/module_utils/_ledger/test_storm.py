@@ -64,6 +64,9 @@ def test_beyond_the_capacity_they_wait_and_people_are_told_once(ledger):
     [told] = ledger.claim_notifications()
     assert (told["topic"], told["payload"]["nodes"]) == ("fenced_waiting", ["gpu-2", "gpu-3", "gpu-4"])
     assert [one["state"] for one in opened(ledger, raw(5), max_running=2)] == ["fenced_waiting"]
+    assert [one["state"] for one in opened(ledger, raw(6), raw(7), max_running=7)] == ["running", "fenced_waiting"], (
+        "behind those that wait"
+    )
 
 
 @pytest.mark.parametrize(
