@@ -274,14 +274,15 @@ def test_mig_instances_with_gaps_and_one_without_compute_instance(monkeypatch):
         nvmlDeviceGetName=lambda one: "NVIDIA H200" if one == "gpu" else b"NVIDIA H200 MIG 3g.71gb",
         nvmlDeviceGetGpuInstanceId=1,
         nvmlDeviceGetComputeInstanceId=lambda one: {"mig 0": 0, "mig 2": 1}[one],
+        nvmlDeviceGetMemoryInfo=SimpleNamespace(total=100, used=7),
         nvmlDeviceGetGpuInstanceProfileInfo=lambda _gpu, number: profile.get(number, FakeError(3)),
         nvmlDeviceGetGpuInstances=instances,
         nvmlGpuInstanceGetInfo=lambda one: SimpleNamespace(id=one),
     )
     assert gpu["mig"]["instances"] == [
-        {"uuid": "MIG-a", "gi": 1, "ci": 0, "profile": "3g.71gb"},
-        {"uuid": "MIG-b", "gi": 1, "ci": 1, "profile": "3g.71gb"},
-        {"uuid": None, "gi": 2, "ci": None, "profile": "3g.71gb"},
+        {"uuid": "MIG-a", "gi": 1, "ci": 0, "profile": "3g.71gb", "memory_total_bytes": 100, "memory_used_bytes": 7},
+        {"uuid": "MIG-b", "gi": 1, "ci": 1, "profile": "3g.71gb", "memory_total_bytes": 100, "memory_used_bytes": 7},
+        {"uuid": None, "gi": 2, "ci": None, "profile": "3g.71gb", "memory_total_bytes": None, "memory_used_bytes": None},
     ]
     assert gpu["errors"] == []
 
