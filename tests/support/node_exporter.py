@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import urllib.request
@@ -34,7 +35,8 @@ class NodeExporter:
 
     def __init__(self, folder: Path, node: Node, **settings: Any) -> None:
         self.node, self.port = node, free_port()
-        for name in ("node", "watch"):
+        self.cache = folder / "cache"
+        for name in ("node", "watch", "cache"):
             (folder / name).mkdir(parents=True)
         self.program, self.state_file = folder / "gpuops-exporter", folder / "node/state.json"
         self.program.write_bytes(built())
@@ -50,7 +52,10 @@ class NodeExporter:
         self.process: subprocess.Popen[str] | None = None
 
     def read_state(self) -> None:
-        done = subprocess.run([self.program, "state", self.config], capture_output=True, text=True, check=False, timeout=60)
+        environment = {**os.environ, "CACHE_DIRECTORY": str(self.cache)}
+        done = subprocess.run(
+            [self.program, "state", self.config], env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
     def start(self) -> None:

@@ -8,15 +8,26 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
-from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.config import Config
+from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.unpack import unpacked
 
 
 def main(command: str, config: str) -> int:
+    cache = os.environ.get("CACHE_DIRECTORY", "")  # systemd's, for who is started often
+    if cache and os.path.isfile(sys.argv[0]):
+        os.execv(sys.executable, [sys.executable, "-I", str(unpacked(sys.argv[0], cache)), command, config])
+    return _run(command, config)
+
+
+def _run(command: str, config: str) -> int:
+    """Imports only what the command needs: whoever is about to run the unpacked copy needs none of it."""
+    from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+    from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.config import Config
+
     signal.signal(signal.SIGTERM, _end)
     try:
         if command == "export":
