@@ -8,20 +8,16 @@
 
 from __future__ import annotations
 
-import traceback
+import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any, Optional
+from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.samples import Sample
 from ansible_collections.gpuops.remediation.plugins.module_utils._names import EXPORTER_METRICS
 
-try:
+with contextlib.suppress(ImportError):  # the program that serves it takes it along
     from prometheus_client.exposition import generate_latest
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
-except ImportError:
-    IMPORT_ERROR: Optional[str] = traceback.format_exc()
-else:
-    IMPORT_ERROR = None
 
 
 def families(samples: Iterable[Sample]) -> Iterator[Any]:

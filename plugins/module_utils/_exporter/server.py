@@ -62,6 +62,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.request = self.server.context.wrap_socket(self.request, server_side=True)
         super().setup()
 
+    def finish(self) -> None:
+        super().finish()
+        if self.server.context:
+            self.request.close()
+
     def do_GET(self) -> None:
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(404)
