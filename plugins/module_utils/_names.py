@@ -88,6 +88,9 @@ EXPORTER_METRICS = (
     Metric(METRIC_RESIDENT, "gauge", ("node", LABEL_PART), "Memory of the exporter itself"),
 )
 
+# The cgroups of the exporter's units, whose readers have a GPU open for a moment, or for as long as the driver hangs
+EXPORTER_CGROUPS = ("/system.slice/gpuops-exporter.service", "/system.slice/gpuops-node-state.service")
+
 # The scrape jobs by which the alert rules know the exporters and the event source
 JOB_EXPORTER = "gpuops_exporter"
 JOB_RESPONDER = "gpuops_responder"
