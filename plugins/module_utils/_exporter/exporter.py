@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -52,6 +53,7 @@ class Exporter:
     def read(self) -> None:
         """Makes the next page. NVML that hangs takes the watchdog's time, and what it told until then counts."""
         node = self._node
+        _bury()
         answers, abandoned = self._watchdog.collect(
             {"nvml": partial(nvml.collect, node.nvml_library, [], None), "driver": partial(info.driver_files, node)}
         )
@@ -97,6 +99,13 @@ class Exporter:
             ages.append(Sample(names.METRIC_SOURCE_UP, (node, name), source.up))
             ages.append(Sample(names.METRIC_SOURCE_AGE, (node, name), max(0.0, now - source.told_seconds)))
         return made.text + page.render(ages)
+
+
+def _bury() -> None:
+    """Readers that were left, and have ended since: nobody else waits for them here."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _costs(state: Optional[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:

@@ -10,10 +10,11 @@ import time
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils import _names
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
 from cluster.objects import wait_until
 from gpusim import exporter as simulated
 from gpusim import instances
-from loop import REPOSITORY
+from loop import REPOSITORY, children
 from monitoring import job, running_prometheus
 from node_exporter import parsed, running_node_exporter
 from prometheus_client import CollectorRegistry, generate_latest
@@ -99,6 +100,31 @@ def test_a_gpu_that_hangs_hides_no_other(node, exporter):
     page = wait_until(lambda: (page := exporter.page()) and one(page, _names.METRIC_NVML_UP) == 0 and page, "the GPU seen to hang")
     told = figures(page, _names.METRIC_MEMORY_USED, "gpu_uuid")
     assert set(told) == {(node.uuids[0],), (node.uuids[2],)}
+
+
+def hanging(pid):
+    """A process's children that do not end at once."""
+    before, proc = children(pid), ProcFs("/proc")
+    time.sleep(1)
+    return [one for one in before if (found := proc.process(one)) and found.state != "Z"]
+
+
+def test_s20_a_reader_that_cannot_be_killed_is_counted_and_left(node, exporter, cgroup_v1):
+    """SIGKILL does not act in a frozen cgroup of version 1."""
+    freezer = cgroup_v1.folder / "freezer.state"
+    node.sim.hang("all", None)
+    freezer.write_text("FROZEN")
+    [reader] = wait_until(lambda: hanging(exporter.process.pid), "a reading that hangs")
+    (cgroup_v1.folder / "cgroup.procs").write_text(str(reader))
+    page = wait_until(lambda: (page := exporter.page()) and one(page, _names.METRIC_ABANDONED) == 1 and page, "a reader left")
+    assert one(page, _names.METRIC_PAGE_AGE) < 10 and one(page, _names.METRIC_NVML_UP) == 0
+    node.sim.clear()
+    time.sleep(2)  # some readings
+    assert one(exporter.page(), _names.METRIC_NVML_UP) == 0, "while it lives no second one is started"
+    freezer.write_text("THAWED")
+    wait_until(lambda: one(exporter.page(), _names.METRIC_NVML_UP) == 1, "NVML read again")
+    wait_until(lambda: reader not in children(exporter.process.pid), "nothing left of the reader")
+    assert one(exporter.page(), _names.METRIC_ABANDONED) == 0
 
 
 def test_no_driver(node, exporter):

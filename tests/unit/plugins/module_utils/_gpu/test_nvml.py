@@ -127,6 +127,16 @@ def test_only_the_processes(monkeypatch):
     assert not {"nvmlDeviceGetEccMode", "nvmlDeviceGetMigMode", "nvmlDeviceGetFieldValues"} & set(asked)
 
 
+def test_without_a_word_about_processes_nobody_asks_for_them(monkeypatch):
+    """An empty list would say that nobody is there."""
+    monkeypatch.setattr(nvml, "pynvml", fake(nvmlDeviceGetComputeRunningProcesses_v3=[process(4711)]))
+    items = []
+    nvml.collect("libc.so.6", [], None, items.append)
+    [gpu] = records.from_nvml(items, None)[1]
+    assert (gpu.memory_used_bytes, gpu.processes, gpu.processes_source) == (644939776, [], None)
+    assert not [item for item in items if "Processes" in item.get("begins", "")]
+
+
 def test_a_healthy_gpu(monkeypatch):
     node, [gpu] = read(monkeypatch)
     assert node == {"driver_version": "580.159.04"}
