@@ -27,13 +27,16 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._node.node impo
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir, StateDirError
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Answer, Collect, Watchdog
 
-SHOWN = ("processes", "kernel_log")  # sources whose age is a metric
+SHOWN = {"nvml": "processes", "kernel_log": "kernel_log"}  # sources whose age is a metric, and what the metric calls what they tell
 
 
 def sources(node: Node, boot_id: str) -> dict[str, Collect]:
-    """Each is read in a child of its own; another one joins here, and in `put_together`."""
+    """Each is read in a child of its own; another one joins here, and in `put_together`.
+
+    By the names that modules have for the same: where a reader of theirs hangs, this does not start another one, and the reverse.
+    """
     return {
-        "processes": partial(nvml.collect, node.nvml_library, [], node.proc.describe, only_processes=True),
+        "nvml": partial(nvml.collect, node.nvml_library, [], node.proc.describe, only_processes=True),
         "driver": partial(info.driver_files, node),
         "kernel_log": partial(kernel_log.collect, node.kmsg_path, node.proc.boot_time(), boot_id, None),
     }
@@ -46,8 +49,8 @@ def write(config: Config) -> None:
     before = earlier(file, boot_id)
     watchdog = Watchdog(node.state, config.nvml_timeout_seconds)
     answers, abandoned = watchdog.collect(sources(node, boot_id))
-    if answers["processes"].why:  # the dear way: every open file of every process
-        more, abandoned = watchdog.collect({"holders": partial(holders.collect, node.proc, node.dev_root)})
+    if answers["nvml"].why:  # the dear way: every open file of every process
+        more, abandoned = watchdog.collect({"processes": partial(holders.collect, node.proc, node.dev_root)})
         answers.update(more)
     document = put_together(answers, before, info.earlier(node, boot_id), node.dev_root, boot_id, time.time())
     document["abandoned"] = len(abandoned)
@@ -77,13 +80,11 @@ def earlier(file: Path, boot_id: str) -> dict[str, Any]:
 def put_together(
     answers: Mapping[str, Answer], before: Mapping[str, Any], seen: Iterable[Mapping[str, Any]], dev_root: str, boot_id: str, now: float
 ) -> dict[str, Any]:
-    no_holders = Answer(why="not asked")
-    found = {"nvml": answers["processes"], "driver": answers["driver"], "processes": answers.get("holders", no_holders)}
-    _told, gpus = info.join(found, [*before["gpus"], *seen], dev_root)
+    _told, gpus = info.join({"processes": Answer(why="not asked"), **answers}, [*before["gpus"], *seen], dev_root)
     return {
         "boot_id": boot_id,
         "written_seconds": now,
-        "sources": {name: _source(answers[name], before["sources"].get(name, {}), now) for name in SHOWN},
+        "sources": {shown: _source(answers[name], before["sources"].get(shown, {}), now) for name, shown in SHOWN.items()},
         "gpus": [gpu.identity() for gpu in gpus if gpu.pci_bus_id],
         "owners": owned(gpus),
         "xids": xids.counted(before["xids"], answers["kernel_log"].items),

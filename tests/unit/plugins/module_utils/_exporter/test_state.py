@@ -4,7 +4,11 @@
 
 from __future__ import annotations
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.state import earlier, put_together
+from unittest.mock import MagicMock
+
+import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.state import earlier, put_together, sources
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import info
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Answer
 
 GPU = {"uuid": "GPU-a", "pci_bus_id": "0000:00:06.0", "minor": 0}
@@ -13,8 +17,8 @@ NVML = Answer([{"gpu": 0, "fields": {**GPU, "processes": [PROCESS], "processes_s
 HUNG = Answer(why="did not answer within 3 s")
 
 
-def written(before, now, processes=NVML, **more):
-    answers = {"processes": processes, "driver": Answer([{"known": []}]), "kernel_log": Answer(), **more}
+def written(before, now, nvml=NVML):
+    answers = {"nvml": nvml, "driver": Answer([{"known": []}]), "kernel_log": Answer()}
     return put_together(answers, before, [], "/dev", "boot", now)
 
 
@@ -28,6 +32,18 @@ def test_when_a_source_last_told_everything_outlives_its_silence(tmp_path):
     }  # fmt: skip
     assert silent["owners"] == [], "what was is no figure of now"
     assert [one["uuid"] for one in silent["gpus"]] == ["GPU-a"], "but its name is"
+
+
+def test_sources_have_the_names_that_modules_have_for_them(monkeypatch):
+    """Whoever hangs in the driver is written down by name, and nobody reads beside it."""
+    monkeypatch.setattr(info.Watchdog, "collect", lambda _self, sources: (asked.update(sources), 1 / 0))
+    asked, node = {}, MagicMock()
+    with pytest.raises(ZeroDivisionError):
+        info.read(node, [], timeout_seconds=1)
+    assert set(sources(node, "boot")) < set(asked)
+    assert {name: call.func for name, call in sources(node, "boot").items()} == {
+        name: call.func for name, call in asked.items() if name != "processes"
+    }
 
 
 def test_another_boots_state_is_begun_anew(tmp_path):
