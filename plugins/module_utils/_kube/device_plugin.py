@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -64,8 +64,13 @@ class Want:
 class Seen:
     resources: Mapping[str, int]
     wanted: Mapping[str, int]
-    pod: Pod | None
+    pods: Sequence[Pod]
     taints: Sequence[Taint]
+
+    @property
+    def pod(self) -> Pod | None:
+        """The plugin's; None where there is none, or nobody can tell which of several it is."""
+        return self.pods[0] if len(self.pods) == 1 else None
 
     def show(self) -> dict[str, Any]:
         return {"resources": dict(self.resources), "pod": describe(self.pod) if self.pod else None}
@@ -98,7 +103,7 @@ class DevicePlugin:
             shared = ", ".join(advertised.shared(raw))
             raise PluginUnfit(f"the device plugin shares GPUs among pods ({shared}), so that what it should advertise cannot be told")
         pods = advertised.plugin_pods(self._pods(), self._want.labels)
-        pod = pods[0] if pods else None
+        pod = pods[0] if len(pods) == 1 else None
         self._old = self._old or (uid(pod) if pod else None)
         self._strategy = self._strategy or advertised.strategy_of(pod, raw)  # kept while there is no pod that could tell it
         if self._strategy is None:
@@ -106,7 +111,7 @@ class DevicePlugin:
                 f"neither the device plugin's pod nor the label {advertised.LABEL_STRATEGY} of node {self._writer.name} tells the MIG strategy"
             )
         wanted = advertised.resources(self._want.gpus, self._want.mig_devices, self._strategy)
-        return Seen(advertised.advertised(raw), wanted, pod, parse_node(raw).taints)
+        return Seen(advertised.advertised(raw), wanted, pods, parse_node(raw).taints)
 
     def _pods(self) -> list[Pod]:
         return list(self._api.get("/api/v1/pods", self._deadline, fieldSelector=f"spec.nodeName={self._writer.name}")["items"])
@@ -115,19 +120,22 @@ class DevicePlugin:
         stale = self._want.restart and (seen.pod is None or uid(seen.pod) == self._old)
         if seen.resources == seen.wanted and not stale:
             return []
-        if seen.pod is None:
+        if not seen.pods:
             raise PluginMissing(
                 f"node {self._writer.name} advertises {_told(seen.resources)}, which is not what is there, and has no pod of the device plugin "
-                f"(a label of {', '.join(self._want.labels)})"
+                f"(a label of {', '.join(self._want.labels)}, and a container {' or '.join(advertised.PLUGIN_CONTAINERS)} or such a command)"
             )
-        name = "pod/{namespace}/{name}".format(**describe(seen.pod))
+        name = "pod/{namespace}/{name}".format(**describe(self._pod(seen)))
         return [Step("restart", name, dict(seen.resources), dict(seen.wanted))]
 
     @staticmethod
     def _predict(seen: Seen, steps: Sequence[Step]) -> Seen:
-        return Seen(seen.wanted, seen.wanted, seen.pod, seen.taints) if steps else seen
+        return replace(seen, resources=seen.wanted) if steps else seen
 
     def _pod(self, seen: Seen) -> Pod:
+        if len(seen.pods) > 1:
+            names = ", ".join("{namespace}/{name}".format(**describe(pod)) for pod in seen.pods)
+            raise PluginUnfit(f"node {self._writer.name} has more than one pod of the device plugin: {names}")
         if seen.pod is None:
             raise PluginMissing(f"the device plugin's pod on node {self._writer.name} went away meanwhile")
         return seen.pod

@@ -20,6 +20,7 @@ NODE = "/api/v1/nodes/gpu-1"
 PODS = "/api/v1/namespaces/default/pods"
 MIG = "nvidia.com/mig-3g.71gb"
 OURS = {"key": "gpuops.remediation/mig-change", "value": "", "effect": "NoSchedule"}
+LABELS = {"app": "nvidia-device-plugin-daemonset"}
 READY = ({"type": "Ready", "status": "True"},)
 
 
@@ -44,7 +45,7 @@ class World:
 
     def put_pod(self, conditions):
         self.pods += 1
-        thing = pod(f"plugin-{self.pods}", node="gpu-1", labels={"app": "nvidia-device-plugin-daemonset"}, tolerations=self.tolerations)
+        thing = pod(f"plugin-{self.pods}", node="gpu-1", labels=LABELS, tolerations=self.tolerations, container="nvidia-device-plugin")
         thing["spec"]["containers"][0]["env"] = [{"name": "MIG_STRATEGY", "value": "mixed"}]
         thing["status"]["conditions"] = conditions
         self.api.put(f"{PODS}/plugin-{self.pods}", thing)
@@ -76,6 +77,14 @@ def test_the_pod_is_restarted_where_the_node_advertises_something_else():
     assert [step.target for step in outcome.steps] == ["pod/default/plugin-1"]
     assert (outcome.before.show()["resources"], outcome.after.show()["resources"]) == ({MIG: 1}, {MIG: 2})
     assert [method for method, _path, _body in world.api.writes()] == ["DELETE"]
+
+
+def test_another_pod_with_the_plugins_label_is_left_alone():
+    world = World({MIG: "1"}, advertises={MIG: "2"})
+    world.api.put(f"{PODS}/discovery", pod("discovery", node="gpu-1", labels=LABELS, container="gpu-feature-discovery-ctr"))
+    world.api.objects = dict(sorted(world.api.objects.items()))  # as a server lists them
+    assert world.advertise().after.show()["pod"]["name"] == "plugin-2"
+    assert [path for _method, path, _body in world.api.writes()] == [f"{PODS}/plugin-1"]
 
 
 def test_nothing_where_it_advertises_what_is_there():
@@ -114,6 +123,7 @@ def test_check_mode_asks_the_server_whether_it_could():
             id="would not come back",
         ),
         pytest.param({"pods": 0}, {"strategy": "mixed"}, "plugin_missing", "no pod of the device plugin", id="no pod"),
+        pytest.param({"pods": 2}, {"strategy": "mixed"}, "plugin_unfit", "default/plugin-1, default/plugin-2", id="two"),
         pytest.param({"pods": 0}, {}, "strategy_unfit", "tells the MIG strategy", id="no strategy"),
     ],
 )
