@@ -54,10 +54,15 @@ def restore(config: Mapping[str, Any], tell: Tell) -> bool:
     well = True
     for gpu in _once_there_is_a_driver(params, node, ends)["gpus"]:
         error = gpu["error"]
-        done = f"{len(gpu['steps'])} steps" if gpu["changed"] else "nothing to do"
-        tell(f"GPU {gpu['pci_bus_id'] or gpu['uuid']}: {error['msg'] if error else done}")
+        tell(f"GPU {gpu['pci_bus_id'] or gpu['uuid']}: {error['msg'] if error else _done(gpu)}")
         well = well and not error and not gpu["reset_required"]
     return well
+
+
+def _done(gpu: Mapping[str, Any]) -> str:
+    if gpu["reset_required"]:
+        return "its mode changes with a reset only, which is not allowed (allow_reset)"
+    return f"{len(gpu['steps'])} steps" if gpu["changed"] else "nothing to do"
 
 
 def _once_there_is_a_driver(params: Mapping[str, Any], node: Node, ends: float) -> dict[str, Any]:

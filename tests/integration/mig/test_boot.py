@@ -104,6 +104,18 @@ def test_a_boot_that_finds_something_else(controller, host, tmp_path):
     assert silent.returncode == 1 and "NVML" in silent.stdout, silent.stdout + silent.stderr
 
 
+def test_a_mode_that_waits_for_a_reset_is_not_as_wanted(controller, tmp_path):
+    """Without leave to reset it stays pending, and every run says so."""
+    controller.variables.update(gpuops_mig_layouts=[{"counts": {"3g.40gb": 2}}], gpuops_mig_at_boot=False, gpuops_mig_unit_dir=str(tmp_path))
+    node = controller.node("bare-1", gpus=1, model="a100-80")
+    for run in ("sets it pending", "finds it pending"):
+        played = controller.play("mig")
+        assert not played.ok and "gpuops_mig_allow_reset" in played.failures[-1], f"{run}: {played.output}"
+        assert "every GPU is as wanted" not in played.output
+        assert (node.state()["gpus"][0]["mig"]["current"], node.state()["gpus"][0]["mig"]["pending"]) == (0, 1)
+    assert played.changed("bare-1") == 0, "the second run finds nothing that it may do"
+
+
 def test_what_is_busy_is_ended_or_waited_for_where_the_inventory_says_so(controller, host):
     """Refused else, with its holder's name."""
     instances.set_mode(host, 0, True)

@@ -89,3 +89,15 @@ def test_a_plan_that_told_of_no_gpu_is_a_refusal(told, errors):
 )
 def test_what_is_recorded_where_a_decommission_fails(gpus, left):
     assert evaluated(VARS["mig_left"], mig_gpus=gpus, mig_planned=[{"before": "before", "after": "wanted"}]) == left
+
+
+def test_a_gpu_that_waits_for_a_reset_is_not_as_wanted():
+    """Also once there is nothing left to do but the reset; then nothing is begun, and nothing called done."""
+    well = {"pci_bus_id": "0000:01:00.0", "changed": False, "error": None, "reset_required": False}
+    first, again = {**well, "changed": True, "reset_required": True}, {**well, "pci_bus_id": "0000:02:00.0", "reset_required": True}
+    failed = {**well, "error": {"kind": "mig_busy"}}
+    drift = evaluated(VARS["mig_differing"], mig_gpus=[well, again, failed, first])
+    assert drift == [first, failed, again]
+    assert evaluated(VARS["mig_due"], gpuops_mig_drift=drift) == [first, failed]
+    assert evaluated(VARS["mig_waiting"], mig_gpus=[], mig_planned=[well, again]) == ["0000:02:00.0"]
+    assert evaluated(VARS["mig_waiting"], mig_gpus=[well], mig_planned=[again]) == []

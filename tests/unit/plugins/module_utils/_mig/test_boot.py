@@ -66,9 +66,13 @@ def test_a_driver_is_waited_for(start):
     assert start(away, driver_seconds=0) == (1, ["NVML does not answer"])
 
 
-@pytest.mark.parametrize("trouble", [{"error": {"msg": "3g.71gb@4 is busy"}}, {"reset_required": True}])
-def test_a_gpu_that_is_not_as_wanted_fails_the_unit(start, trouble):
-    assert start([WELL, {**WELL, **trouble}])[0] == 1
+@pytest.mark.parametrize(
+    "trouble, words",
+    [({"error": {"msg": "3g.71gb@4 is busy"}}, "3g.71gb@4 is busy"), ({"reset_required": True}, "its mode changes with a reset only")],
+)
+def test_a_gpu_that_is_not_as_wanted_fails_the_unit(start, trouble, words):
+    status, told = start([WELL, {**WELL, **trouble}])
+    assert status == 1 and words in told[1]
 
 
 def test_what_the_kubelet_has_given_is_busy(start, tmp_path):
