@@ -106,7 +106,9 @@ def test_a_boot_that_finds_something_else(controller, host, tmp_path):
 
 def test_a_mode_that_waits_for_a_reset_is_not_as_wanted(controller, tmp_path):
     """Without leave to reset it stays pending, and every run says so."""
-    controller.variables.update(gpuops_mig_layouts=[{"counts": {"3g.40gb": 2}}], gpuops_mig_at_boot=False, gpuops_mig_unit_dir=str(tmp_path))
+    controller.variables.update(
+        gpuops_mig_layouts=[{"counts": {"3g.40gb": 2}}], gpuops_mig_at_boot=False, gpuops_mig_unit_dir=str(tmp_path)
+    )
     node = controller.node("bare-1", gpus=1, model="a100-80")
     for run in ("sets it pending", "finds it pending"):
         played = controller.play("mig")

@@ -107,7 +107,9 @@ def test_what_is_left_where_it_fails(fleet):
 
         broken, stuck = map(last_words(run).get, ("broken", "stuck"))
         assert "broken advertises what is there, so the taint gpuops.remediation/mig-change is off again" in broken, run.output
-        assert (fleet.layout("broken", 0), fleet.layout("broken", 1)) == (["3g.71gb@0", "3g.71gb@4"], []), "one is no reason against the other"
+        assert (fleet.layout("broken", 0), fleet.layout("broken", 1)) == (["3g.71gb@0", "3g.71gb@4"], []), (
+            "one is no reason against the other"
+        )
         assert (fleet.advertised("broken"), fleet.objects.taints("broken")) == ({"gpu": 1, "mig-3g.71gb": 2}, [])
         assert "no new pod of the device plugin came to node stuck" in stuck
         assert "stuck is not known to advertise what is there" in stuck and "so the taint gpuops.remediation/mig-change stays" in stuck
