@@ -68,6 +68,12 @@ class NotAsWanted(MigError):
     kind = "mig_differs"
 
 
+class UnknownGpu(MigError):
+    """A GPU is named that the node does not have."""
+
+    kind = "unknown_gpu"
+
+
 class TimeIsUp(MigError):
     """No further step was begun, because there was no time left for it."""
 
