@@ -91,6 +91,10 @@ def test_what_is_recorded_where_a_decommission_fails(gpus, left):
     assert evaluated(VARS["mig_left"], mig_gpus=gpus, mig_planned=[{"before": "before", "after": "wanted"}]) == left
 
 
+def test_nothing_is_recorded_of_a_node_that_left_meanwhile():
+    assert evaluated(VARS["mig_left"], mig_layout={"unreachable": True}, mig_gpus=[], mig_planned=[{"before": "before"}]) is None
+
+
 def test_a_gpu_that_waits_for_a_reset_is_not_as_wanted():
     """Also once there is nothing left to do but the reset; then nothing is begun, and nothing called done."""
     well = {"pci_bus_id": "0000:01:00.0", "changed": False, "error": None, "reset_required": False}
