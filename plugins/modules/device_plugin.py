@@ -108,11 +108,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 before:
-  description: The resources that could be allocated, those at 0 left out, and the plugin's pod.
+  description:
+    - The resources that could be allocated, those at 0 left out, and the plugin's pod.
+    - C(unhealthy), how many of each there are that the plugin has taken out as unhealthy. They are as they should be; a restart would only put
+      them back.
   returned: success
   type: dict
   sample:
-    resources: {nvidia.com/gpu: 8}
+    resources: {nvidia.com/gpu: 7}
+    unhealthy: {nvidia.com/gpu: 1}
     pod: {namespace: gpu-operator, name: nvidia-device-plugin-daemonset-x2x4v, uid: 5f7dd6b1-31f5-4c0b-8d0c-0d5f64a9a0aa}
 after:
   description: The same, afterwards.

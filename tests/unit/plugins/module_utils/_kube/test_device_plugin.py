@@ -27,7 +27,7 @@ READY = ({"type": "Ready", "status": "True"},)
 class World:
     """A node that advertises `told`. `comes` says what a new pod of the plugin is like, None that there is none."""
 
-    def __init__(self, told, *, tolerates=True, comes=READY, advertises=None, pods=1):
+    def __init__(self, told, *, capacity=None, tolerates=True, comes=READY, advertises=None, pods=1):
         self.clock = Clock()
         self.clock.on_sleep = self.later
         self.api = FakeApi(self.clock)
@@ -36,12 +36,12 @@ class World:
         self.tolerations = [{"operator": "Exists"}] if tolerates else []
         self.pods = 0
         self.gone = False
-        self.put_node(told)
+        self.put_node(told, capacity)
         for _number in range(pods):
             self.put_pod(READY)
 
-    def put_node(self, told):
-        self.api.put(NODE, {"metadata": {"name": "gpu-1"}, "spec": {}, "status": {"allocatable": told, "capacity": told}})
+    def put_node(self, told, capacity=None):
+        self.api.put(NODE, {"metadata": {"name": "gpu-1"}, "spec": {}, "status": {"allocatable": told, "capacity": capacity or told}})
 
     def put_pod(self, conditions):
         self.pods += 1
@@ -90,6 +90,43 @@ def test_another_pod_with_the_plugins_label_is_left_alone():
 def test_nothing_where_it_advertises_what_is_there():
     world = World({MIG: "2"})
     assert world.advertise().steps == [] and world.api.writes() == []
+
+
+@pytest.mark.parametrize("told, missing", [({MIG: "1"}, 1), ({MIG: "0"}, 2)])
+def test_what_the_plugin_took_out_is_not_put_back_by_a_restart(told, missing):
+    world = World(told, capacity={MIG: "2"})
+    outcome = world.advertise()
+    assert outcome.steps == [] and world.api.writes() == [] and outcome.after.show()["unhealthy"] == {MIG: missing}
+
+
+@pytest.mark.parametrize(
+    "told, capacity",
+    [
+        pytest.param({MIG: "1"}, {MIG: "1"}, id="fewer"),
+        pytest.param({MIG: "1", "nvidia.com/gpu": "1"}, {MIG: "2", "nvidia.com/gpu": "1"}, id="something else too"),
+    ],
+)
+def test_what_the_plugin_does_not_know_takes_a_restart(told, capacity):
+    assert len(World(told, capacity=capacity, advertises={MIG: "2"}).advertise().steps) == 1
+
+
+def test_one_that_is_taken_out_meanwhile_keeps_nobody_waiting():
+    """What the node had before keeps its capacity for some minutes, and is no device."""
+    world = World({"nvidia.com/gpu": "1"})
+    world.put_node = lambda _told: World.put_node(world, {MIG: "1", "nvidia.com/gpu": "0"}, {MIG: "2", "nvidia.com/gpu": "1"})
+    world.advertises = True
+    after = world.advertise().after.show()
+    assert (after["resources"], after["unhealthy"]) == ({MIG: 1}, {MIG: 1})
+
+
+def test_capacity_alone_is_no_word_of_a_new_plugin():
+    """It is what the old one left."""
+    world = World({MIG: "2"})
+    world.put_node = lambda _told: World.put_node(world, {MIG: "0"}, {MIG: "2"})
+    world.advertises = True
+    with pytest.raises(RemediationError) as refused:
+        world.advertise(restart=True)
+    assert refused.value.kind == "not_advertised"
 
 
 def test_as_many_that_are_others():
