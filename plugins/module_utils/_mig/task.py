@@ -84,7 +84,6 @@ class LayoutTask:
         self._journal = journal
         self._keep_lock = keep_lock
         self._started = time.time()
-        self._given_names = frozenset(records.normalise([*options.given, *options.allocated]))
         self._drained: dict[str, Sequence[str]] = {}
         self._undrained: dict[str, RemediationError] = {}
 
@@ -178,11 +177,11 @@ class LayoutTask:
 
     def _given(self, reading: Reading) -> set[str]:
         """What is allocated to somebody, of this GPU, by name. Who has the GPU has all that is on it."""
-        names = set(step.names(reading.layout or Layout(False)))
-        if {reading.uuid, reading.pci_bus_id} & self._given_names:
+        names, given = set(step.names(reading.layout or Layout(False))), set(self._options.given) | set(self._options.allocated)
+        if {reading.uuid, reading.pci_bus_id} & set(records.normalise(given)):
             return {GPU, *names}
         by_uuid = {uuid: name for name, uuid in reading.mig_uuids.items()}
-        return {by_uuid.get(one, one) for one in self._given_names} & names
+        return {by_uuid.get(one, one) for one in given} & names
 
     def _drain(self, work: Work, check_mode: bool) -> None:
         """By cgroup_state's own rules and proof (S10), of exactly those that are in the way. In check mode the proof is asked for too."""
