@@ -125,6 +125,7 @@ def test_a_node_that_leaves_on_the_way(fleet, tmp_path):
         assert not fleet.objects.api.get("Lease", "gpuops-gpu-1", "gpuops-system")["spec"].get("holderIdentity")
         assert len(fleet.objects.taints("gpu-1")) == 1 and fleet.incidents()[0]["changes"][0]["status"] == "intended"
 
+        fleet.before = {}
         (tmp_path / "gone").unlink()
         again = fleet.play("mig_decommission", **asked)
         assert again.ok and (fleet.layout("gpu-1", 0), fleet.objects.taints("gpu-1")) == (["3g.71gb@0"], []), again.output
