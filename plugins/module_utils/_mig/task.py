@@ -26,7 +26,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors imp
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.outcome import Work
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import GPU, Plan
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading, show
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.requests import Request
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reset import RESET_SECONDS
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.survey import GpuState, Survey, overlap, survey
@@ -155,9 +155,18 @@ class LayoutTask:
             cause = self._undrained.get(work.uuid, error)
             work.fail(cause, msg=f"{cause}{_held_by(holders)}", instances=names, holders=holders, given=given)
             work.blocked = names if holders and not given else ()
+            if work.error is not None and work.blocked and self._options.busy == "wait":
+                work.error["once_free"] = self._once_free(work, reading)
         except RemediationError as error:
             work.fail(error)
         return work
+
+    def _once_free(self, work: Work, reading: Reading) -> Optional[dict[str, Any]]:
+        """The layout that the GPU will have once its holders have gone, for whoever has to know it before they are waited for."""
+        with contextlib.suppress(RemediationError):
+            if work.order is not None:
+                return show(replace(work.order, busy=sorted(self._given(reading))).plan(reading).layout, reading)
+        return None
 
     def _order(self, state: GpuState, reading: Reading, freed: Sequence[str]) -> Optional[Order]:
         want = self._request(reading)

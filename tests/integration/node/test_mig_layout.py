@@ -189,8 +189,11 @@ def test_holders_are_waited_for(hopper):
     instances.create(hopper.sim, 0, HALF, 4)
     pid = hopper.sim.start([0], "train", 1, gi=2, ci=0)
     ended = threading.Timer(2, hopper.sim.exit, [pid])
+    wanted = {"counts": {"7g.141gb": 1}, "busy": "wait"}
+    foretold = error_of(layout(hopper, check_mode=True, **wanted))["once_free"]
+    assert [one["name"] for one in foretold["instances"]] == ["7g.141gb@0"], "for whoever has to know what will be there"
     ended.start()
-    done = layout(hopper, counts={"7g.141gb": 1}, busy="wait", busy_timeout_seconds=60)
+    done = layout(hopper, busy_timeout_seconds=60, **wanted)
     ended.join()
     assert done["changed"] and names(hopper) == ["7g.141gb@0"]
 
