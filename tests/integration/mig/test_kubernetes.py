@@ -62,6 +62,10 @@ def test_refused_and_untouched(fleet, tmp_path):
     names = ["labelled", "operated", "unit", "held", "whole", "intolerant"]
     fleet.gpu_nodes(*names, gpus=1, gpuops_mig_layouts=HALVES)
     fleet.objects.api.patch("Node", "labelled", {"metadata": {"labels": {"nvidia.com/mig.config": "all-disabled"}}})
+    boot = tmp_path / "boot" / "mig.json"
+    boot.parent.mkdir()
+    boot.write_text("{}")
+    fleet.host_variables["labelled"].update(gpuops_kubelet_dir=str(tmp_path / "no-kubelet"), gpuops_mig_config_dir=str(boot.parent))
     fleet.objects.pod("nvidia-mig-manager", node="operated", gpus=0)
     link = tmp_path / "other-units" / "multi-user.target.wants" / "nvidia-mig-manager.service"
     link.parent.mkdir(parents=True)
@@ -81,6 +85,7 @@ def test_refused_and_untouched(fleet, tmp_path):
     told = last_words(run)
     assert set(told) == set(names), run.output
     assert "the label nvidia.com/mig.config=all-disabled" in told["labelled"]
+    assert not boot.exists(), "whose node it is comes before whatever else is wrong with it"
     assert "the pod nvidia-mig-manager" in told["operated"]
     assert "multi-user.target.wants/nvidia-mig-manager.service" in told["unit"]
     assert "nothing was changed on held" in told["held"] and "7g.141gb@0" in told["held"]
