@@ -78,6 +78,27 @@ def test_after_a_reboot_the_layouts_are_there_again(controller, host, tmp_path):
     assert not (tmp_path / "asked-of-systemd").exists()
 
 
+def boot_files(tmp_path):
+    return {
+        path: path.read_bytes() for folder in ("units", "config", "program") for path in (tmp_path / folder).rglob("*") if path.is_file()
+    }
+
+
+def test_the_boot_stage_alone_and_a_layout_that_is_wanted_no_more(controller, host, tmp_path):
+    """Whichever stages are run the files are the same, and they go with the wish."""
+    alone = tmp_path / "boot.yml"
+    role = {"name": "gpuops.remediation.mig"}
+    task = {"name": "Boot", "ansible.builtin.include_role": role, "vars": {"mig_stage": "boot"}}
+    alone.write_text(json.dumps([{"name": "Boot", "hosts": "all", "gather_facts": False, "tasks": [task]}]))
+    run = controller.play(str(alone))
+    assert run.ok and layouts(host) == [[], []], run.output
+    written = boot_files(tmp_path)
+    assert len(written) == 4 and controller.play("mig").ok and boot_files(tmp_path) == written
+    del controller.variables["gpuops_mig_layouts"]
+    gone = controller.play("mig")
+    assert gone.ok and boot_files(tmp_path) == {} and layouts(host) != [[], []], gone.output
+
+
 def test_a_boot_that_finds_something_else(controller, host, tmp_path):
     """What is busy stays, also what the kubelet has given away; a driver that is not there is waited for, and not for ever."""
     assert controller.play("mig").ok
