@@ -12,6 +12,7 @@ import pytest
 from cluster import audit
 from cluster.api import Api
 from cluster.objects import wait_until
+from fleet import side_by_side
 from gpusim import instances
 from mig_fleet import NAMESPACE, PLUGIN
 
@@ -159,3 +160,13 @@ def test_a_pod_on_its_way(fleet):
     told = last_words(run)["gpu-1"]
     assert "no device was given to default/late within 3 s" in told and "is off again" in told, run.output
     assert (fleet.layout("gpu-1", 0), fleet.objects.taints("gpu-1")) == ([], [])
+
+    def go():
+        wait_until(lambda: fleet.objects.taints("gpu-1"), "the taint", 120)
+        [pod] = fleet.objects.pods("late")
+        fleet.objects.let_go(pod)
+
+    gone, _deleted = side_by_side(lambda: fleet.play("mig", mig_settle_seconds=120, mig_plugin_seconds=5), go)
+    assert fleet.layout("gpu-1", 0) == ["3g.71gb@0", "3g.71gb@4"] and "device plugin" in last_words(gone)["gpu-1"], (
+        "it is waited for no longer"
+    )
