@@ -48,6 +48,11 @@ def test_from_whole_gpus_to_halves_and_no_further(fleet):
         assert again.ok and again.changed("gpu-1") == 0, again.output
         assert fleet.writes(since=since) == [], "not even the lock"
         fleet.objects.pod("infer", devices={"nvidia.com/mig-3g.71gb": 1})
+        for file in (fleet.nodes["gpu-1"].path / "dev/nvidia-caps").iterdir():
+            file.unlink()
+        unmade = fleet.play("mig", nvidia_modprobe="/nonexistent")
+        assert unmade.ok and "/nonexistent cannot be run" in unmade.output, unmade.output
+        assert fleet.changes(since) == [], "nobody is kept away for files that cannot be made"
 
 
 @pytest.mark.parametrize("namespace, deletes", [(NAMESPACE, True), ("default", False), ("gpuops-system", False)])

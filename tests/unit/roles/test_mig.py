@@ -103,5 +103,6 @@ def test_a_gpu_that_waits_for_a_reset_is_not_as_wanted():
     drift = evaluated(VARS["mig_differing"], mig_gpus=[well, again, failed, first])
     assert drift == [first, failed, again]
     assert evaluated(VARS["mig_due"], gpuops_mig_drift=drift) == [first, failed]
+    assert evaluated(VARS["mig_cut"], mig_due=[first, {**well, "changed": True, "device_files": ["/proc/…/access"]}]) == [first]
     assert evaluated(VARS["mig_waiting"], mig_gpus=[], mig_planned=[well, again]) == ["0000:02:00.0"]
     assert evaluated(VARS["mig_waiting"], mig_gpus=[well], mig_planned=[again]) == []
