@@ -23,7 +23,7 @@ options:
         The holders of what is in the way, and no others, get SIGTERM, O(grace_seconds), and are then killed with their container or unit,
         by the rules and with the proof of M(gpuops.remediation.cgroup_state). Without proof nothing is done to any of them.
   busy_timeout_seconds:
-    description: How long holders are waited for, or how long draining may take.
+    description: How long holders are waited for, or how long draining may take, one GPU after the other.
     type: float
     default: 60
   grace_seconds:

@@ -25,9 +25,22 @@ TIMES = {"mig_settle_seconds": 30, "mig_plugin_seconds": 180, "mig_busy_timeout_
 def test_s5_the_lock_lasts_as_long_as_the_stages_together(how, seconds):
     """On Kubernetes no module on the node renews it."""
     known = {name: VARS[name] for name in ("mig_margin_seconds", "mig_reset_seconds")}
-    given = {**TIMES, **known, "mig_how": how, "mig_instance_seconds": 120}
+    given = {**TIMES, **known, "mig_how": how, "mig_instance_seconds": 120, "mig_drains": 1}
     assert evaluated(VARS["mig_lease_seconds"], mig_resets="0", **given) == seconds
     assert evaluated(VARS["mig_lease_seconds"], mig_resets="3", **given) == seconds + (360 if how == "layout" else 0)
+
+
+@pytest.mark.parametrize("busy, gpus, times", [("drain", 3, 3), ("drain", 0, 1), ("wait", 3, 1), ("fail", 3, 1)])
+def test_s5_the_lock_lasts_for_one_drain_after_the_other(busy, gpus, times):
+    drains = evaluated(VARS["mig_drains"], mig_busy=busy, gpuops_mig_drift=[{}] * gpus)
+    assert drains == times
+    known = {
+        **TIMES,
+        **{name: VARS[name] for name in ("mig_margin_seconds", "mig_reset_seconds")},
+        "mig_how": "layout",
+        "mig_instance_seconds": 120,
+    }
+    assert evaluated(VARS["mig_lease_seconds"], mig_resets="0", mig_drains=drains, **known) == 30 + 180 + 60 * times + 300
 
 
 def test_resets_are_counted_and_those_that_somebody_in_the_way_may_hide():
