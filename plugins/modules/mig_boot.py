@@ -51,7 +51,7 @@ options:
     type: path
     default: /usr/local/lib/gpuops/mig-restore
   given:
-    description: Instances that are allocated to somebody other than a kubelet's pods. They are not destroyed.
+    description: Instances and whole GPUs that are allocated to somebody other than a kubelet's pods, as M(gpuops.remediation.mig_layout) takes them.
     type: list
     elements: str
     default: []

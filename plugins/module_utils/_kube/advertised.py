@@ -13,7 +13,7 @@ from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import GPU, MIG, SHARED, is_gpu
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Pod, terminating
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Pod, finished, terminating
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.names import parse_name
 
 LABEL_STRATEGY = "nvidia.com/mig.strategy"  # on the node, by GPU feature discovery
@@ -24,6 +24,8 @@ PLUGIN_LABELS = (
     "app.kubernetes.io/name=nvidia-device-plugin",
     "name=nvidia-device-plugin-ds",
 )
+PLUGIN_PROGRAM = "nvidia-device-plugin"
+PLUGIN_CONTAINERS = ("nvidia-device-plugin-ctr", PLUGIN_PROGRAM)  # as the chart and the manifest name it, and as the GPU operator does
 
 
 class StrategyUnfit(RemediationError):
@@ -70,13 +72,24 @@ def shared(node: Mapping[str, Any]) -> list[str]:
 
 
 def plugin_pods(pods: Iterable[Pod], labels: Sequence[str]) -> list[Pod]:
-    """Those that carry one of the labels (`key=value`) and are not on their way out."""
+    """Those that carry one of the labels (`key=value`), have the plugin in them, and are not on their way out.
+
+    The chart labels the pods of GPU feature discovery and of the MPS daemon like the plugin's.
+    """
     wanted = [tuple(label.split("=", 1)) for label in labels]
     return [
         pod
         for pod in pods
-        if not terminating(pod) and any((pod["metadata"].get("labels") or {}).get(key) == value for key, value in wanted)
+        if not terminating(pod)
+        and not finished(pod)
+        and any((pod["metadata"].get("labels") or {}).get(key) == value for key, value in wanted)
+        and any(map(_is_plugin, pod["spec"]["containers"]))
     ]
+
+
+def _is_plugin(container: Mapping[str, Any]) -> bool:
+    program = (container.get("command") or [""])[0].rpartition("/")[2]
+    return container["name"] in PLUGIN_CONTAINERS or program == PLUGIN_PROGRAM
 
 
 def ready(pod: Pod) -> bool:
