@@ -18,7 +18,7 @@ char LICENSE[] SEC("license") = "GPL";
 #define ACCOUNTS 16  /* of one process at once */
 #define MAPPINGS 64  /* that one cuMemUnmap may end */
 #define NEAR 0x100000 /* frames that are further apart are on different stacks */
-#define SEVERAL 2 /* contexts, or nobody knows how many: memory was seen before any of them */
+#define UNSEEN (1ULL << 32) /* contexts: memory was seen before the first of them began */
 #define NO_CONTEXT (~0ULL) /* of memory that belongs to no context */
 
 enum space { ADDRESS, PHYSICAL, MAPPING };
@@ -45,12 +45,14 @@ struct call {
     struct record record;
     __u32 taken;
     __u32 known;
+    __u32 passed; /* another function returned from this frame: the call itself does right after it, or never */
+    __u32 unused;
 };
 
 struct process {
     __u64 incarnation;
     __u64 start_boottime_ns;
-    __u64 contexts; /* seen to begin */
+    __u64 contexts; /* that have begun and not ended */
     __u64 accounts[ACCOUNTS];
 };
 
@@ -171,7 +173,7 @@ static __always_inline struct process *this_process(enum create create) {
         process = 0;
     }
     if (process || create == FIND) return process;
-    struct process fresh = {.incarnation = serial(), .start_boottime_ns = start, .contexts = create == BY_CONTEXT ? 0 : SEVERAL};
+    struct process fresh = {.incarnation = serial(), .start_boottime_ns = start, .contexts = create == BY_CONTEXT ? 0 : UNSEEN};
     bpf_map_update_elem(&processes, &tgid, &fresh, BPF_NOEXIST);
     return bpf_map_lookup_elem(&processes, &tgid);
 }
@@ -352,9 +354,10 @@ static __noinline int end_context(__u64 context) {
         __u64 id = process->accounts[i];
         struct account *account = id ? bpf_map_lookup_elem(&accounts, &id) : 0;
         if (!account) continue;
-        /* Memory of an unseen context is this one's only where there can have been no other. */
-        if (account->context == context || (!account->context && process->contexts < SEVERAL)) close_account(id);
+        /* Memory of a context that nobody saw become current is this one's, or an ended one's, where there is no other. */
+        if (account->context == context || (!account->context && process->contexts <= 1)) close_account(id);
     }
+    if (process->contexts) __sync_fetch_and_add(&process->contexts, -1);
     return 1;
 }
 
@@ -414,7 +417,7 @@ int enter(struct pt_regs *ctx) {
     struct call *outer = bpf_map_lookup_elem(&calls, &thread);
     if (outer) {
         if (outer->sp == sp && outer->cookie == cookie) return 0; /* attached twice */
-        if (outer->sp > sp && outer->sp - sp < NEAR) return 0;    /* nested */
+        if (outer->sp >= sp && outer->sp - sp < NEAR && !outer->passed) return 0; /* nested, with the same sp by a tail call */
         add(ABANDONED_CALLS, 1);
         give_back(outer);
     }
@@ -478,7 +481,11 @@ SEC("uretprobe/leave")
 int leave(struct pt_regs *ctx) {
     __u64 thread = bpf_get_current_pid_tgid();
     struct call *found = bpf_map_lookup_elem(&calls, &thread);
-    if (!found || found->cookie != bpf_get_attach_cookie(ctx) || ctx->sp - found->sp > 8) return 0;
+    if (!found || ctx->sp - found->sp > 8) return 0;
+    if (found->cookie != bpf_get_attach_cookie(ctx)) {
+        found->passed = 1;
+        return 0;
+    }
     struct call call = *found;
     if (bpf_map_delete_elem(&calls, &thread)) return 0;
     add(CALLS, 1);

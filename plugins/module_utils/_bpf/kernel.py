@@ -25,6 +25,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps impor
 OLDEST_KERNEL = (5, 15)  # the first whose uprobes can be pinned
 UPROBE_MULTI = 48  # BPF_TRACE_UPROBE_MULTI, the attach type
 _PROG_LOAD, _PIN, _RAW_TRACEPOINT, _LINK_CREATE, _LINK_BY_ID = 5, 6, 17, 28, 30
+_PROGRAM_BY_ID = 13
 _KPROBE = 2
 _BPF_FS_MAGIC = 0xCAFE4A11
 _CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
@@ -109,6 +110,10 @@ def link_ids(path: str) -> tuple[int, int]:
     finally:
         os.close(fd)
     return link, program
+
+
+def program_by_id(number: int) -> int:
+    return _command(_PROGRAM_BY_ID, struct.pack("=I", number), f"open program {number}")
 
 
 def wait_until_gone(links: Sequence[int]) -> None:

@@ -34,9 +34,9 @@ _PAIR = struct.Struct("=QQ")
 
 @dataclass(frozen=True)
 class Usage:
-    """`live` are allocations that are not freed yet; `bytes` and `live` are by kind."""
+    """`live` are allocations that are not freed yet; `held_bytes` and `live` are by kind."""
 
-    bytes: Mapping[str, int]
+    held_bytes: Mapping[str, int]
     live: Mapping[str, int]
     allocations: int
     frees: int
@@ -51,7 +51,7 @@ class Usage:
     def sum(cls, usages: Iterable[Usage]) -> Usage:
         all_of = list(usages)
         return cls(
-            {kind: sum(each.bytes[kind] for each in all_of) for kind in KINDS},
+            {kind: sum(each.held_bytes[kind] for each in all_of) for kind in KINDS},
             {kind: sum(each.live[kind] for each in all_of) for kind in KINDS},
             sum(each.allocations for each in all_of),
             sum(each.frees for each in all_of),

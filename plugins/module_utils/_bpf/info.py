@@ -1,0 +1,83 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""What is attached, since when, what it has cost, and what it has counted."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel, memory
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import NotPermitted
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import Account, Usage
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import info
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs, isoformat
+
+_RUN_TIME_AT = 192  # in struct bpf_prog_info: run_time_ns, run_cnt, recursion_misses
+_STATISTICS = "/proc/sys/kernel/bpf_stats_enabled"
+
+
+@dataclass(frozen=True)
+class Program:
+    """The first two are None where the kernel keeps no statistics; `misses` were not run, since another program was running on that CPU."""
+
+    run_time_ns: int | None
+    runs: int | None
+    misses: int
+
+
+def describe(bpffs_dir: str, probe: str, proc: ProcFs) -> dict[str, Any]:
+    folder = Path(bpffs_dir) / probe
+    try:
+        names = sorted(os.listdir(folder / "links"))
+    except FileNotFoundError:
+        names = []
+    try:
+        links = [_link(folder / "links" / name) for name in names]
+        return {"attached": bool(links), "links": links, **(_memory(folder / "maps", proc) if names else {})}
+    except PermissionError as error:
+        raise NotPermitted(f"cannot read {error.filename or folder}: {error.strerror}") from error
+
+
+def _link(pin: Path) -> dict[str, Any]:
+    link, program = kernel.link_ids(str(pin))
+    return {"name": pin.name, "id": link, "since": isoformat(pin.stat().st_mtime), **vars(_program(program))}
+
+
+def _program(number: int) -> Program:
+    fd = kernel.program_by_id(number)
+    try:
+        run_time, runs, misses = struct.unpack_from("=3Q", info(fd, 216), _RUN_TIME_AT)
+    finally:
+        os.close(fd)
+    kept = Path(_STATISTICS).read_text().strip() == "1"
+    return Program(run_time if kept else None, runs if kept else None, misses)
+
+
+def _memory(maps: Path, proc: ProcFs) -> dict[str, Any]:
+    accounts = memory.accounts(maps)
+    return {
+        "counters": memory.counters(maps),
+        "failures": memory.failures(maps),
+        "processes": [_process(*key, each, proc) for key, each in sorted(memory.processes(accounts).items())],
+        "cgroups": [{"ids": vars(ids), **vars(usage)} for ids, usage in memory.cgroups(maps).items()],
+    }
+
+
+def _process(pid: int, start_boottime_ns: int, accounts: list[Account], proc: ProcFs) -> dict[str, Any]:
+    return {
+        "pid": pid,
+        "ns_pid": accounts[0].ns_tgid,
+        "comm": accounts[0].comm,
+        "started_boottime_ns": start_boottime_ns,
+        "cgroups": [vars(ids) for ids in {account.cgroup for account in accounts}],
+        **vars(Usage.sum(account.usage for account in accounts)),
+        **{name: proc.describe(pid)[name] for name in ("container", "unit", "cgroup")},
+    }
