@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ _NT_GNU_BUILD_ID = 3
 _SECTION, _SEGMENT, _SYMBOL = struct.Struct("<IIQQQQIIQQ"), struct.Struct("<IIQQQQQQ"), struct.Struct("<IBBHQQ")
 _ENTRY_BYTES = 32
 
-Buffer = Union[bytes, memoryview]
+Buffer = Union[bytes, mmap.mmap]
 
 
 class NotElf(ValueError):
@@ -42,13 +43,13 @@ class Library:
 def parse(data: Buffer, wanted: Collection[str]) -> Library:
     """The functions of `wanted` that the library exports; the build id is empty where it has none."""
     try:
-        return _parse(memoryview(data), wanted)
+        return _parse(data, wanted)
     except (struct.error, IndexError, ValueError) as error:
         raise NotElf(str(error)) from error
 
 
-def _parse(data: memoryview, wanted: Collection[str]) -> Library:
-    if bytes(data[:6]) != b"\x7fELF\x02\x01":
+def _parse(data: Buffer, wanted: Collection[str]) -> Library:
+    if data[:6] != b"\x7fELF\x02\x01":
         raise NotElf("no 64-bit little-endian ELF header")
     (machine,) = struct.unpack_from("<H", data, 18)
     segments_at, sections_at = struct.unpack_from("<QQ", data, 32)
@@ -59,16 +60,16 @@ def _parse(data: memoryview, wanted: Collection[str]) -> Library:
     for name, address in _exported(data, sections):
         if name in wanted:
             offset = _file_offset(segments, address)
-            functions[name] = Function(offset, bytes(data[offset : offset + _ENTRY_BYTES]))
+            functions[name] = Function(offset, data[offset : offset + _ENTRY_BYTES])
     return Library(machine, _build_id(data, segments), functions)
 
 
-def _exported(data: memoryview, sections: list[tuple[int, ...]]) -> Iterator[tuple[str, int]]:
+def _exported(data: Buffer, sections: list[tuple[int, ...]]) -> Iterator[tuple[str, int]]:
     for _name, kind, _flags, _address, offset, size, link, _info, _align, entry_size in sections:
         if kind != _SHT_DYNSYM:
             continue
         strings_at, strings_size = sections[link][4], sections[link][5]
-        strings = bytes(data[strings_at : strings_at + strings_size])
+        strings = data[strings_at : strings_at + strings_size]
         for at in range(offset, offset + size, entry_size):
             name, info, _other, section, address, _size = _SYMBOL.unpack_from(data, at)
             if section and info & 15 == _STT_FUNC:
@@ -82,13 +83,13 @@ def _file_offset(segments: list[tuple[int, ...]], address: int) -> int:
     raise NotElf(f"address {address:#x} is in no segment")
 
 
-def _build_id(data: memoryview, segments: list[tuple[int, ...]]) -> str:
+def _build_id(data: Buffer, segments: list[tuple[int, ...]]) -> str:
     for kind, _flags, offset, _start, _physical, size, _memory, _align in segments:
         at = offset
         while kind == _PT_NOTE and at + 12 <= offset + size:
             name_size, value_size, note = struct.unpack_from("<III", data, at)
             value_at = at + 12 + (name_size + 3 & ~3)
-            if note == _NT_GNU_BUILD_ID and bytes(data[at + 12 : at + 12 + name_size]) == b"GNU\0":
-                return bytes(data[value_at : value_at + value_size]).hex()
+            if note == _NT_GNU_BUILD_ID and data[at + 12 : at + 12 + name_size] == b"GNU\0":
+                return data[value_at : value_at + value_size].hex()
             at = value_at + (value_size + 3 & ~3)
     return ""

@@ -119,7 +119,7 @@ class LoadedObject:
             self._library.bpf_map__set_pin_path(each, os.fsencode(os.path.join(maps_dir, name)))
             each = self._library.bpf_object__next_map(self._object, each)
         code = self._library.bpf_object__load(self._object)
-        if code == -errno.EINVAL and there and any("parameters mismatch" in line for line in self._said):
+        if code == -errno.EINVAL and there and any("parameter mismatch" in line for line in self._said):
             raise OtherLayout(f"the maps in {maps_dir} are of another version or size; state=restarted begins anew", said=self._said)
         if code:
             raise self._error("load the object", -code)

@@ -50,8 +50,8 @@ class Copy:
     def read(cls, path: str, functions: Collection[str]) -> Copy:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data, memoryview(data) as view:
-                library = elf.parse(view, functions)
+            with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+                library = elf.parse(data, functions)
         sites = {name: each.offset + probe_offset(library.machine, each.entry) for name, each in library.functions.items()}
         return cls(path, status.st_dev, status.st_ino, library.build_id, sites)
 

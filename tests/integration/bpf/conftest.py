@@ -20,6 +20,7 @@ import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.bring import bring
 
 HERE = Path(__file__).parent
+BPFFS = "/sys/fs/bpf"  # as processes in the namespace see it
 
 
 @pytest.fixture(scope="session")
@@ -39,10 +40,10 @@ def built(tmp_path_factory):
 class Namespace:
     """A mount namespace with a bpf filesystem, and what is attached from it."""
 
-    def __init__(self, holder, folder, state_dir):
+    def __init__(self, holder, state_dir):
         self.pid = holder.pid
-        self.inside = folder  # as processes in the namespace see it
-        self.bpffs = f"/proc/{holder.pid}/root{folder}/gpuops"
+        self.root = f"/proc/{holder.pid}/root"
+        self.bpffs = f"{self.root}{BPFFS}/gpuops"
         self.maps = Path(self.bpffs) / "cuda_mem/maps"
         self.links = Path(self.bpffs) / "cuda_mem/links"
         self._state_dir = state_dir
@@ -68,14 +69,12 @@ class Namespace:
 
 @pytest.fixture
 def namespace(tmp_path) -> Iterator[Namespace]:
-    folder = tmp_path / "bpffs"
-    folder.mkdir()
-    script = f"mount -t bpf bpf {folder} && echo mounted && exec cat >/dev/null"
+    script = f"mount -t bpf bpf {BPFFS} && echo mounted && exec cat >/dev/null"
     with subprocess.Popen(["unshare", "--mount", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         if holder.stdout.readline() != "mounted\n":
             holder.wait()
             pytest.skip("no bpf filesystem can be mounted here")
-        yield Namespace(holder, folder, tmp_path / "state")
+        yield Namespace(holder, tmp_path / "state")
         holder.stdin.close()
 
 
