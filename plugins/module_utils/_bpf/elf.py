@@ -44,7 +44,7 @@ def parse(data: Buffer, wanted: Collection[str]) -> Library:
     """The functions of `wanted` that the library exports; the build id is empty where it has none."""
     try:
         return _parse(data, wanted)
-    except (struct.error, IndexError, ValueError) as error:
+    except (struct.error, IndexError, OverflowError, ValueError) as error:
         raise NotElf(str(error)) from error
 
 

@@ -20,7 +20,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import elf
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.entry import probe_offset
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import REQUIRED
 
-_MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ \d+ +(/(?:.*/)?libcuda\.so[^/ ]*)( \(deleted\))?$", re.MULTILINE)
+_MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ \d+ +(/(?:.*/)?libcuda\.so[^/\s]*)( \(deleted\))?$", re.MULTILINE)
 # Where drivers and container runtimes put it; a copy elsewhere is found once a process has it mapped.
 _PLACES = (
     "usr/lib/*-linux-gnu/libcuda.so*",

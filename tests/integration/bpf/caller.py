@@ -21,7 +21,11 @@ for line in sys.stdin:
     places = [ctypes.c_uint64() for each in arguments if each is None]
     free = iter(places)
     passed = [
-        ctypes.byref(next(free)) if each is None else (ctypes.c_ubyte * len(each))(*each) if isinstance(each, list) else ctypes.c_uint64(each)
+        ctypes.byref(next(free))
+        if each is None
+        else (ctypes.c_ubyte * len(each))(*each)
+        if isinstance(each, list)
+        else ctypes.c_uint64(each)
         for each in arguments
     ]
     result = getattr(library, name)(*passed)

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.bring import bring
+from ansible_collections.gpuops.remediation.plugins.modules import ebpf_probe, ebpf_probe_info
+from run_module import run_module
 
 HERE = Path(__file__).parent
 BPFFS = "/sys/fs/bpf"  # as processes in the namespace see it
@@ -51,20 +52,17 @@ class Namespace:
     def enter(self, *command):
         return ["nsenter", "--mount", "--target", str(self.pid), *map(str, command)]
 
-    def probe(self, state="present", *, check_mode=False, libraries=None, attach="auto", max_allocations=16384):
-        given = [str(path) for path in libraries] if libraries is not None else None
-        params = {
-            "state": state,
-            "probes": ["cuda_mem"],
-            "libraries": given,
-            "bpffs_dir": self.bpffs,
-            "attach": attach,
-            "max_allocations": max_allocations,
-            "timeout_seconds": 30,
-            "proc_root": "/proc",
-            "state_dir": str(self._state_dir),
-        }
-        return bring(params, check_mode)
+    def probe(self, state="present", *, check_mode=False, refused=None, **options):
+        """The result of ebpf_probe, which shall be refused as said, or not at all."""
+        if "libraries" in options:
+            options["libraries"] = [str(path) for path in options["libraries"]]
+        places = {"bpffs_dir": self.bpffs, "state_dir": str(self._state_dir)}
+        result = run_module(ebpf_probe.main, check_mode, state=state, **{"max_allocations": 16384, **places, **options})
+        assert result.get("error_kind") == refused, result
+        return result
+
+    def info(self):
+        return run_module(ebpf_probe_info.main, bpffs_dir=self.bpffs)["cuda_mem"]
 
 
 @pytest.fixture
