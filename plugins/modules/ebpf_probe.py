@@ -12,9 +12,11 @@ short_description: Attach eBPF probes that stay when nobody watches
 description:
   - The programs and their maps are pinned in a bpf filesystem. They count from then on with no process of their own, also while no exporter runs.
   - V(cuda_mem) counts the memory that processes hold, at the interface of the driver's libcuda, by process and by cgroup.
+  - V(gpu_xid) counts the driver's errors, from the kernel log and from the driver's tracepoint where it has one.
   - Every copy of libcuda on the node gets its probes, the host's and those in containers. A copy that comes later is found when the module runs again.
   - An upgrade of the programs attaches the new ones before it removes the old ones, over the same maps. Nothing is missed and nothing is counted twice.
   - Nothing survives a reboot. Overwriting a library in place under a probe crashes whoever uses it, so remove the probes before a driver is upgraded.
+    A link to the driver's tracepoint also keeps its module loaded.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
@@ -44,8 +46,8 @@ options:
     description: Which probes are meant.
     type: list
     elements: str
-    choices: [cuda_mem]
-    default: [cuda_mem]
+    choices: [cuda_mem, gpu_xid]
+    default: [cuda_mem, gpu_xid]
   libraries:
     description:
       - These copies of libcuda, and no others.
@@ -140,7 +142,7 @@ SPEC = {
     "argument_spec": {
         **STATE_DIR_OPTIONS,
         "state": {"type": "str", "default": "present", "choices": ["present", "absent", "restarted"]},
-        "probes": {"type": "list", "elements": "str", "choices": ["cuda_mem"], "default": ["cuda_mem"]},
+        "probes": {"type": "list", "elements": "str", "choices": ["cuda_mem", "gpu_xid"], "default": ["cuda_mem", "gpu_xid"]},
         "libraries": {"type": "list", "elements": "path"},
         "bpffs_dir": {"type": "path", "default": "/sys/fs/bpf/gpuops"},
         "attach": {"type": "str", "default": "auto", "choices": ["auto", "multi", "perf"]},

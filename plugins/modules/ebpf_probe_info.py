@@ -23,8 +23,8 @@ options:
     description: Which probes are meant.
     type: list
     elements: str
-    choices: [cuda_mem]
-    default: [cuda_mem]
+    choices: [cuda_mem, gpu_xid]
+    default: [cuda_mem, gpu_xid]
   bpffs_dir:
     description: Where they are pinned.
     type: path
@@ -77,6 +77,34 @@ cuda_mem:
       returned: when RV(cuda_mem.attached=true)
       type: list
       elements: dict
+gpu_xid:
+  description: The probes on the driver's errors.
+  returned: when asked for
+  type: dict
+  contains:
+    attached:
+      description: Whether any of their links is there.
+      type: bool
+    links:
+      description: As in RV(cuda_mem.links).
+      type: list
+      elements: dict
+    counters:
+      description: What could not be counted, by name.
+      returned: when RV(gpu_xid.attached=true)
+      type: dict
+    xids:
+      description:
+        - By C(pci_bus_id) and C(xid), how many there were (C(count), where all that came within a second is one), what each source said
+          (C(lines) of the log, C(traces)), and when the C(first) was and the C(last) began.
+      returned: when RV(gpu_xid.attached=true)
+      type: list
+      elements: dict
+    events:
+      description: The last 256 events, oldest first, with C(number), C(time), C(pci_bus_id), C(xid), C(source) and C(text).
+      returned: when RV(gpu_xid.attached=true)
+      type: list
+      elements: dict
 error_kind:
   description: Why nothing could be read, V(not_permitted) or V(probe_error).
   returned: failure
@@ -91,7 +119,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs im
 SPEC = {
     "argument_spec": {
         **STATE_DIR_OPTIONS,
-        "probes": {"type": "list", "elements": "str", "choices": ["cuda_mem"], "default": ["cuda_mem"]},
+        "probes": {"type": "list", "elements": "str", "choices": ["cuda_mem", "gpu_xid"], "default": ["cuda_mem", "gpu_xid"]},
         "bpffs_dir": {"type": "path", "default": "/sys/fs/bpf/gpuops"},
     },
 }

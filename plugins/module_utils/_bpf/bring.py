@@ -15,7 +15,7 @@ from typing import Any
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.finder import find, named
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Found
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES, Link, Probe, wanted
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import DRIVER_TRACEPOINT, PROBES, Link, Probe, wanted
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.sweep import sweep
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.task import ProbeTask, State
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Outcome, converge
@@ -24,14 +24,18 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir 
 
 
 def bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
-    kernel.require(params["bpffs_dir"])
     probes = [PROBES[name] for name in params["probes"]]
-    found, multi = Found(), False
+    found, multi, driver = Found(), False, False
     if params["state"] != "absent":
+        kernel.require(params["bpffs_dir"])
         multi = params["attach"] == "multi" or (params["attach"] == "auto" and kernel.has_uprobe_multi())
+        driver = kernel.has_raw_tracepoint(DRIVER_TRACEPOINT)
         if any(probe.cookies for probe in probes):
             found = _found(params)
-    results = [_bring_one(probe, wanted(probe, found.copies, multi=multi), params, multi=multi, check_mode=check_mode) for probe in probes]
+    results = []
+    for probe in probes:
+        links = wanted(probe, found.copies, multi=multi, driver_tracepoint=driver)
+        results.append(_bring_one(probe, links, params, multi=multi, check_mode=check_mode))
     shown = {name: {probe.name: result[name] for probe, result in zip(probes, results)} for name in ("before", "after")}
     return {
         "changed": any(result["changed"] for result in results),

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel, memory
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel, memory, xids
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import NotPermitted
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import Account, Usage
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import info
@@ -41,7 +42,7 @@ def describe(bpffs_dir: str, probe: str, proc: ProcFs) -> dict[str, Any]:
         names = []
     try:
         links = [_link(folder / "links" / name) for name in names]
-        return {"attached": bool(links), "links": links, **(_memory(folder / "maps", proc) if names else {})}
+        return {"attached": bool(links), "links": links, **(_READERS[probe](folder / "maps", proc) if names else {})}
     except PermissionError as error:
         raise NotPermitted(f"cannot read {error.filename or folder}: {error.strerror}") from error
 
@@ -71,6 +72,41 @@ def _memory(maps: Path, proc: ProcFs) -> dict[str, Any]:
     }
 
 
+def _xids(maps: Path, proc: ProcFs) -> dict[str, Any]:
+    """Times by the clock, which the kernel's programs cannot read."""
+    boot_ns = time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+    def at(boottime_ns: int) -> str:
+        return isoformat((boot_ns + boottime_ns) / 1e9)
+
+    return {
+        "counters": xids.counters(maps),
+        "xids": [
+            {
+                "pci_bus_id": each.pci_bus_id,
+                "xid": each.xid,
+                "count": each.count,
+                "lines": each.lines,
+                "traces": each.traces,
+                "first": at(each.first_boottime_ns),
+                "last": at(each.last_boottime_ns),
+            }
+            for each in xids.counts(maps)
+        ],
+        "events": [
+            {
+                "number": each.number,
+                "time": at(each.boottime_ns),
+                "pci_bus_id": each.pci_bus_id,
+                "xid": each.xid,
+                "source": each.source,
+                "text": each.text,
+            }
+            for each in xids.events(maps)
+        ],
+    }
+
+
 def _process(pid: int, start_boottime_ns: int, accounts: list[Account], proc: ProcFs) -> dict[str, Any]:
     return {
         "pid": pid,
@@ -81,3 +117,6 @@ def _process(pid: int, start_boottime_ns: int, accounts: list[Account], proc: Pr
         **vars(Usage.sum(account.usage for account in accounts)),
         **{name: proc.describe(pid)[name] for name in ("container", "unit", "cgroup")},
     }
+
+
+_READERS = {"cuda_mem": _memory, "gpu_xid": _xids}

@@ -26,7 +26,7 @@ OLDEST_KERNEL = (5, 15)  # the first whose uprobes can be pinned
 UPROBE_MULTI = 48  # BPF_TRACE_UPROBE_MULTI, the attach type
 _PROG_LOAD, _PIN, _RAW_TRACEPOINT, _LINK_CREATE, _LINK_BY_ID = 5, 6, 17, 28, 30
 _PROGRAM_BY_ID = 13
-_KPROBE = 2
+_KPROBE, _RAW_TRACEPOINT_PROGRAM = 2, 17
 _BPF_FS_MAGIC = 0xCAFE4A11
 _CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
 _RETURN_ZERO = bytes([0xB7, 0, 0, 0, 0, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0])
@@ -70,9 +70,7 @@ def _is_bpffs(folder: Path) -> bool:
 
 def has_uprobe_multi() -> bool:
     """Asked by attaching to what cannot be: a kernel that knows the type says that the path is no file."""
-    text, license_ = ctypes.create_string_buffer(_RETURN_ZERO, 16), ctypes.create_string_buffer(b"GPL")
-    attributes = struct.pack("=IIQQIIQI", _KPROBE, 2, ctypes.addressof(text), ctypes.addressof(license_), 0, 0, 0, 0)
-    program = bpf(_PROG_LOAD, attributes.ljust(68, b"\0") + struct.pack("=I", UPROBE_MULTI))
+    program = _idle_program(_KPROBE, UPROBE_MULTI)
     try:
         os.close(attach_multi(program, "/", {"": 1}, {"": 0}, returns=False))
     except ProbeError as error:
@@ -80,6 +78,26 @@ def has_uprobe_multi() -> bool:
     finally:
         os.close(program)
     return True
+
+
+def has_raw_tracepoint(name: str) -> bool:
+    """Asked by attaching a program that does nothing."""
+    program = _idle_program(_RAW_TRACEPOINT_PROGRAM, 0)
+    try:
+        os.close(attach_raw_tracepoint(program, name))
+    except ProbeError as error:
+        if error.details.get("errno") == errno.ENOENT:
+            return False
+        raise
+    finally:
+        os.close(program)
+    return True
+
+
+def _idle_program(kind: int, attach_type: int) -> int:
+    text, license_ = ctypes.create_string_buffer(_RETURN_ZERO, 16), ctypes.create_string_buffer(b"GPL")
+    attributes = struct.pack("=IIQQ", kind, 2, ctypes.addressof(text), ctypes.addressof(license_))
+    return _command(_PROG_LOAD, attributes.ljust(68, b"\0") + struct.pack("=I", attach_type), "load a program")
 
 
 def attach_multi(program: int, path: str, sites: Mapping[str, int], cookies: Mapping[str, int], *, returns: bool) -> int:
@@ -104,7 +122,10 @@ def pin(fd: int, path: str) -> None:
 
 def link_ids(path: str) -> tuple[int, int]:
     """The link's id and its program's."""
-    fd = open_pin(path, read_only=False)
+    try:
+        fd = open_pin(path, read_only=False)
+    except OSError as error:
+        raise ProbeError(f"cannot open {path}: {error.strerror}") from error
     try:
         _type, link, program = struct.unpack_from("=III", info(fd, 64))
     finally:

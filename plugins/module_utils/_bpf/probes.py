@@ -20,6 +20,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries 
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.objects import OBJECTS
 
 ENTER, LEAVE = "enter", "leave"
+DRIVER_TRACEPOINT = "nvidia_dev_xid"  # of drivers since 575.51.02, with the open kernel modules
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ PROBES = {
         {"on_exit": "sched_process_exit", "on_exec": "sched_process_exec"},
         COOKIES,
     ),
+    "gpu_xid": Probe("gpu_xid", ("events", "xid_counters", "xids"), {"on_console": "console", "on_xid": DRIVER_TRACEPOINT}),
 }
 
 
@@ -71,9 +73,10 @@ class Link:
         )
 
 
-def wanted(probe: Probe, copies: Iterable[Copy], *, multi: bool) -> dict[str, Link]:
+def wanted(probe: Probe, copies: Iterable[Copy], *, multi: bool, driver_tracepoint: bool) -> dict[str, Link]:
     """In the order in which they are attached: what ends a call or a process before what begins one."""
     links = [Link(f"{probe.digest}_kernel_{program}", program, tracepoint=name) for program, name in sorted(probe.tracepoints.items())]
+    links = [link for link in links if driver_tracepoint or link.tracepoint != DRIVER_TRACEPOINT]
     for copy in copies if probe.cookies else ():
         for program in (LEAVE, ENTER):
             functions = tuple(sorted(copy.sites))

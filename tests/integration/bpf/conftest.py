@@ -56,13 +56,13 @@ class Namespace:
         """The result of ebpf_probe, which shall be refused as said, or not at all."""
         if "libraries" in options:
             options["libraries"] = [str(path) for path in options["libraries"]]
-        places = {"bpffs_dir": self.bpffs, "state_dir": str(self._state_dir)}
+        places = {"probes": ["cuda_mem"], "bpffs_dir": self.bpffs, "state_dir": str(self._state_dir)}
         result = run_module(ebpf_probe.main, check_mode, state=state, **{"max_allocations": 16384, **places, **options})
         assert result.get("error_kind") == refused, result
         return result
 
     def info(self):
-        return run_module(ebpf_probe_info.main, bpffs_dir=self.bpffs)["cuda_mem"]
+        return run_module(ebpf_probe_info.main, bpffs_dir=self.bpffs, probes=["cuda_mem"])["cuda_mem"]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.task impor
 
 PROBE = PROBES["cuda_mem"]
 COPY = Copy("/usr/lib/libcuda.so.1", 0xFE00, 42, "ab" * 20, {"cuMemAlloc_v2": 4096, "cuMemFree_v2": 8192})
-LINKS = wanted(PROBE, [COPY], multi=True)
+LINKS = wanted(PROBE, [COPY], multi=True, driver_tracepoint=True)
 OLD = ("old_copy_enter", "old_copy_leave", "old_kernel_on_exit")
 NOTHING = State((), (), folder=False)
 
