@@ -121,7 +121,7 @@ deleted:
   returned: success
   type: list
   elements: dict
-skipped:
+not_probed:
   description: Files that look like a copy and got no probes, and why.
   returned: success
   type: list

@@ -72,6 +72,11 @@ cuda_mem:
       returned: when RV(cuda_mem.attached=true)
       type: list
       elements: dict
+    containers:
+      description: The containers of these processes, C(runtime), C(id) and C(pod_uid), with their C(pids) and C(held_bytes).
+      returned: when RV(cuda_mem.attached=true)
+      type: list
+      elements: dict
     cgroups:
       description: The same totals by the cgroup in which memory was allocated. C(ids) are inodes; v1 is the memory controller's.
       returned: when RV(cuda_mem.attached=true)

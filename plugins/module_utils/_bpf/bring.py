@@ -47,7 +47,7 @@ def bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
             for copy in found.copies
         ],
         "deleted": found.deleted,
-        "skipped": found.skipped,
+        "not_probed": found.not_probed,
     }
 
 

@@ -17,17 +17,19 @@ from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel, memory, xids
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import NotPermitted
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import Account, Usage
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import KINDS, Account, Usage
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import info
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs, isoformat
 
 _RUN_TIME_AT = 192  # in struct bpf_prog_info: run_time_ns, run_cnt, recursion_misses
-_STATISTICS = "/proc/sys/kernel/bpf_stats_enabled"
 
 
 @dataclass(frozen=True)
 class Program:
-    """The first two are None where the kernel keeps no statistics; `misses` were not run, since another program was running on that CPU."""
+    """The first two are None where the kernel keeps no statistics (kernel.bpf_stats_enabled).
+
+    `misses` were not run, since another program was running on that CPU.
+    """
 
     run_time_ns: int | None
     runs: int | None
@@ -58,18 +60,26 @@ def _program(number: int) -> Program:
         run_time, runs, misses = struct.unpack_from("=3Q", info(fd, 216), _RUN_TIME_AT)
     finally:
         os.close(fd)
-    kept = Path(_STATISTICS).read_text().strip() == "1"
-    return Program(run_time if kept else None, runs if kept else None, misses)
+    return Program(run_time or None, runs or None, misses)
 
 
 def _memory(maps: Path, proc: ProcFs) -> dict[str, Any]:
     accounts = memory.accounts(maps)
+    processes = [_process(*key, each, proc) for key, each in sorted(memory.processes(accounts).items())]
+    containers = {each["container"]["id"]: each["container"] for each in processes if each["container"]}
     return {
         "counters": memory.counters(maps),
         "failures": memory.failures(maps),
-        "processes": [_process(*key, each, proc) for key, each in sorted(memory.processes(accounts).items())],
+        "processes": processes,
+        "containers": [{**container, **_sum(processes, identifier)} for identifier, container in sorted(containers.items())],
         "cgroups": [{"ids": vars(ids), **vars(usage)} for ids, usage in memory.cgroups(maps).items()],
     }
+
+
+def _sum(processes: list[dict[str, Any]], container: str) -> dict[str, Any]:
+    its = [each for each in processes if each["container"] and each["container"]["id"] == container]
+    held = {kind: sum(each["held_bytes"][kind] for each in its) for kind in KINDS}
+    return {"pids": [each["pid"] for each in its], "held_bytes": held}
 
 
 def _xids(maps: Path, proc: ProcFs) -> dict[str, Any]:

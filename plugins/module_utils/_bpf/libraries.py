@@ -72,7 +72,7 @@ class Mapped:
 class Found:
     copies: list[Copy] = field(default_factory=list)
     deleted: list[dict[str, Any]] = field(default_factory=list)
-    skipped: list[dict[str, str]] = field(default_factory=list)
+    not_probed: list[dict[str, str]] = field(default_factory=list)
 
     def add(self, item: Mapping[str, Any]) -> None:
         """One item as `scan` emits it."""
@@ -85,8 +85,8 @@ class Found:
                 self.copies[same] = replace(self.copies[same], pids=tuple(sorted({*self.copies[same].pids, *copy.pids})))
         elif "deleted" in item:
             self.deleted.append(item["deleted"])
-        elif "skipped" in item:
-            self.skipped.append(item["skipped"])
+        elif "not_probed" in item:
+            self.not_probed.append(item["not_probed"])
 
 
 def mapped(text: str) -> set[Mapped]:
@@ -106,13 +106,13 @@ def scan(proc: Path, pids: Iterable[int], functions: Collection[str], emit: Call
                 seen[identity] = None
                 seen[identity] = Copy.read(path, functions)
         except (OSError, ValueError) as error:
-            emit({"skipped": {"path": path, "why": str(error)}})
+            emit({"not_probed": {"path": path, "why": str(error)}})
             return
         copy = seen[identity]
         if copy and copy.is_driver:
             emit({"copy": asdict(replace(copy, pids=pid))})
         elif copy:
-            emit({"skipped": {"path": path, "why": f"exports no {' or '.join(REQUIRED)}"}})
+            emit({"not_probed": {"path": path, "why": f"exports no {' or '.join(REQUIRED)}"}})
 
     for path in _standing(Path("/")):
         look(path)

@@ -14,16 +14,18 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import bring, kernel, memory
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import PinnedMap, bpf
-from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs, parse_seconds
 from cluster.objects import wait_until
 
 KIB = 1024
+ENABLE_STATISTICS = 32
 OPEN_BY_ID = {"program": 13, "map": 14, "link": 30}
 
 
@@ -215,10 +217,28 @@ def test_memory_is_told_by_process_container_and_cgroup(namespace, built, caller
         (seen,) = told["processes"]
         assert (seen["pid"], seen["held_bytes"]["device"], seen["container"]["id"]) == (process.pid, 3 * KIB, identifier)
         assert len(seen["cgroups"]) == 2
+        (container,) = told["containers"]
+        assert (container["id"], container["pids"], container["held_bytes"]["device"]) == (identifier, [process.pid], 3 * KIB)
         process.ok("cuMemFree_v2", address)
         told = namespace.info()
         assert sorted((each["ids"] == ids, each["held_bytes"]["device"]) for each in told["cgroups"]) == [(False, KIB), (True, 0)]
-        assert len(told["links"]) == 4
+
+
+def test_links_tell_since_when_and_what_they_cost(namespace, built, caller):
+    before = time.time()
+    namespace.probe(libraries=[built["push"]])
+    statistics = bpf(ENABLE_STATISTICS, struct.pack("=I", 0))
+    with caller(built["push"]) as process:
+        for _ in range(10):
+            process.ok("cuMemAlloc_v2", None, KIB)
+    os.close(statistics)
+    told = namespace.info()
+    links = {link["name"].rsplit("_", 1)[1]: link for link in told["links"]}
+    assert set(links) == {"enter", "leave", "exit", "exec"}
+    assert links["enter"]["runs"] == links["leave"]["runs"] == told["counters"]["calls"] == 10
+    assert 0 < links["enter"]["run_time_ns"] < 1e9
+    for link in links.values():
+        assert before - 1 <= parse_seconds(link["since"]) <= time.time()
 
 
 def test_maps_are_read_without_any_privilege_and_not_written(namespace, built, caller):

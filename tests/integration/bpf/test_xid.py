@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import struct
 import time
@@ -19,7 +20,9 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps impor
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES
 from cluster.objects import wait_until
 
-TEST_RUN = 10
+MAP_CREATE, MAP_LOOKUP, MAP_UPDATE, PROG_LOAD, TEST_RUN = 0, 1, 2, 5, 10
+ARRAY, RAW_TRACEPOINT = 2, 17
+PAGE = 4096
 
 
 @pytest.fixture
@@ -88,36 +91,51 @@ def test_events_can_be_followed_and_the_last_ones_stay(maps, namespace, pci):
     assert [event.number for event in later] == sorted(event.number for event in later)
 
 
-def _symbol(name):
-    for line in Path("/proc/kallsyms").read_text().splitlines():
-        address, _kind, symbol = line.split()[:3]
-        if symbol == name and int(address, 16):
-            return int(address, 16)
-    return pytest.skip("the kernel's addresses cannot be read")
+class KernelMemory:
+    """A page of the kernel's memory, an element of an array, that a test can write and whose address a program tells."""
+
+    def __init__(self):
+        self._map = bpf(MAP_CREATE, struct.pack("=5I", ARRAY, 4, PAGE, 1, 0))
+        take_address = struct.pack("<BBhi", 0x18, 0x20, 0, self._map) + bytes(8)  # r0 = the element
+        store_it = struct.pack("<BBhi", 0x7B, 0x00, 0, 0)  # *r0 = r0
+        leave = struct.pack("<BBhi", 0xB7, 0, 0, 0) + struct.pack("<BBhi", 0x95, 0, 0, 0)
+        code, license_ = (ctypes.create_string_buffer(text) for text in (take_address + store_it + leave, b"GPL"))
+        program = bpf(PROG_LOAD, struct.pack("=IIQQ", RAW_TRACEPOINT, 5, ctypes.addressof(code), ctypes.addressof(license_)))
+        run(program, 0, 0, 0)
+        os.close(program)
+        self.address = struct.unpack_from("=Q", self._element(MAP_LOOKUP, bytes(PAGE)))[0]
+
+    def write(self, data):
+        self._element(MAP_UPDATE, data.ljust(PAGE, b"\0"))
+
+    def close(self):
+        os.close(self._map)
+
+    def _element(self, command, data):
+        key, value = ctypes.create_string_buffer(4), ctypes.create_string_buffer(data, PAGE)
+        bpf(command, struct.pack("=IIQQQ", self._map, 0, ctypes.addressof(key), ctypes.addressof(value), 0))
+        return value.raw
 
 
-def test_the_tracepoint_and_the_log_are_one_source(maps):
-    """The driver's program, run by hand on the kernel's own memory: its command line stands in for the name of a device.
+def run(program, *arguments):
+    """Once, as if its tracepoint had fired."""
+    given = (ctypes.c_uint64 * 3)(*arguments)
+    bpf(TEST_RUN, struct.pack("=IIIIQQIIIIQQ", program, 0, 0, 0, 0, 0, 0, 0, 24, 0, ctypes.addressof(given), 0))
 
-    Where in a device the pointer to its name is, the kernel fitted into the program; here it is found by trying.
-    """
-    name_at, text = _symbol("saved_command_line"), _symbol("linux_banner")
-    name = Path("/proc/cmdline").read_text()[:19].split(" ")[0].split(".")[0].split(")")[0]
+
+def test_the_tracepoint_and_the_log_tell_of_one_error(maps, pci):
+    """The driver's tracepoint, with a device all of whose fields point to its name."""
+    memory = KernelMemory()
+    name, text = f"{pci}.0".encode(), b"pid=525, name=crash"
+    fields = (PAGE - 128) // 8
+    memory.write(struct.pack("=Q", memory.address + 8 * fields) * fields + name.ljust(64, b"\0") + text)
     with LoadedObject(PROBES["gpu_xid"].image, str(maps), {}, {}) as loaded:
-
-        def fires(device):
-            arguments = (ctypes.c_uint64 * 3)(device, 62, text)
-            attributes = struct.pack(
-                "=IIIIQQIIIIQQ", loaded.program_fd("on_xid"), 0, 0, 0, 0, 0, 0, 0, 24, 0, ctypes.addressof(arguments), 0
-            )
-            bpf(TEST_RUN, attributes)
-
-        for offset in range(0, 4096, 8):
-            fires(name_at - offset)
-            if told(maps, name):
-                break
-        assert told(maps, name) == {62: (1, 0, 1)}
-        say(f"NVRM: Xid (PCI:{name}): 62, the same")
-        wait_until(lambda: told(maps, name) == {62: (1, 1, 1)}, "one error of two sources")
-        (event,) = [event for event in xids.events(maps) if event.pci_bus_id == name and event.source == "tracepoint"]
-        assert event.text.startswith("Linux version")
+        run(loaded.program_fd("on_xid"), memory.address, 62, memory.address + 8 * fields + 64)
+    memory.close()
+    say(f"NVRM: Xid (PCI:{pci}): 62, pid=525, name=crash")
+    wait_until(lambda: told(maps, pci) == {62: (1, 1, 1)}, "one error of two sources")
+    events = [event for event in xids.events(maps) if event.pci_bus_id == pci]
+    assert [(event.source, event.text) for event in events] == [
+        ("tracepoint", text.decode()),
+        ("kernel_log", f"NVRM: Xid (PCI:{pci}): 62, {text.decode()}"),
+    ]

@@ -8,10 +8,13 @@ import re
 from pathlib import Path
 
 import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import xids
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import NARROW, Operation
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import COUNTERS, KINDS
 
-HEADER = re.sub(r"/\*.*?\*/", "", (Path(__file__).parents[5] / "bpf/gpuops.h").read_text(), flags=re.DOTALL)
+HEADER = "".join(
+    re.sub(r"/\*.*?\*/", "", (Path(__file__).parents[5] / "bpf" / name).read_text(), flags=re.DOTALL) for name in ("gpuops.h", "xid.h")
+)
 
 
 def enumeration(name):
@@ -25,6 +28,7 @@ def enumeration(name):
         ("operation", [operation.name.lower() for operation in Operation]),
         ("kind", [*KINDS, "kinds"]),
         ("counter", [*COUNTERS, "counters"]),
+        ("xid_counter", [*xids.COUNTERS, "xid_counters"]),
     ],
 )
 def test_both_languages_say_the_same(name, python):
