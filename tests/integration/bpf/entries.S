@@ -42,8 +42,11 @@ entry cuMemCreate
 entry cuMemRelease
 entry cuMemMap
 entry cuMemUnmap
+entry cuMemRetainAllocationHandle
 entry cuCtxCreate_v2
 entry cuCtxSetCurrent
+entry cuCtxPushCurrent_v2
+entry cuCtxPopCurrent_v2
 entry cuCtxDestroy_v2
 entry cuDevicePrimaryCtxRetain
 entry cuDevicePrimaryCtxRelease_v2

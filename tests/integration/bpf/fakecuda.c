@@ -12,11 +12,13 @@ enum { SUCCESS, INVALID_VALUE, OUT_OF_MEMORY };
 
 #define PAGES 65536
 #define PAGE 512
+#define MAPPING 65536 /* the least size of one */
+#define MAPPINGS 1024
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t sizes[PAGES];
 static int next_free[PAGES], head = -1, fresh = 1;
-static uint64_t base = 0x700000000000;
+static uint64_t base = 0x700000000000, mapped[MAPPINGS];
 
 static int take(uint64_t *out, size_t size) {
     if (!size) return INVALID_VALUE;
@@ -71,13 +73,23 @@ int impl_cuMemFreeAsync(uint64_t address, void *stream) { return give(address); 
 int impl_cuMemFreeHost(uint64_t address) { return give(address); }
 int impl_cuMemCreate(uint64_t *handle, size_t size, void *properties, uint64_t flags) { return take(handle, size); }
 int impl_cuMemRelease(uint64_t handle) { return SUCCESS; } /* no handle is used again: a mapping may still need it */
-int impl_cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, uint64_t flags) { return handle ? SUCCESS : INVALID_VALUE; }
+int impl_cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, uint64_t flags) {
+    if (!handle) return INVALID_VALUE;
+    mapped[address / MAPPING % MAPPINGS] = handle;
+    return SUCCESS;
+}
+int impl_cuMemRetainAllocationHandle(uint64_t *handle, uint64_t address) {
+    *handle = mapped[address / MAPPING % MAPPINGS];
+    return SUCCESS;
+}
 int impl_cuMemUnmap(uint64_t address, size_t size) { return SUCCESS; }
 int impl_cuCtxCreate_v2(uint64_t *context, unsigned flags, int device) {
     static uint64_t contexts = 0xc0000;
     *context = __sync_add_and_fetch(&contexts, 16);
     return SUCCESS;
 }
+int impl_cuCtxPushCurrent_v2(uint64_t context) { return SUCCESS; }
+int impl_cuCtxPopCurrent_v2(uint64_t *context) { return SUCCESS; }
 int impl_cuCtxSetCurrent(uint64_t context) { return SUCCESS; }
 int impl_cuCtxDestroy_v2(uint64_t context) { return SUCCESS; }
 int impl_cuDevicePrimaryCtxRetain(uint64_t *context, int device) {

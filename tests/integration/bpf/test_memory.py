@@ -6,13 +6,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import itertools
 import json
+import random
+import struct
 import subprocess
 from contextlib import ExitStack
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import memory
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import KINDS, Usage
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import PinnedMap, bpf
 from cluster.objects import wait_until
 
 KIB = 1024
@@ -195,6 +201,148 @@ def test_a_full_map_is_counted_and_never_charged(namespace, built, caller):
             process.ok("cuMemFree_v2", address)
         assert held(namespace) == {}
         assert counted(namespace) == {**missed, "untracked_frees": 20 - kept}
+
+
+def fill(pin):
+    """Takes every place of a map that is left, with keys that nothing else uses."""
+    update = 2
+    with PinnedMap(str(pin), read_only=False) as each:
+        value = ctypes.create_string_buffer(each.info.value_size)
+        for number in itertools.count(1):
+            key = ctypes.create_string_buffer(struct.pack("=I", number).rjust(each.info.key_size, b"\xff"), each.info.key_size)
+            try:
+                bpf(update, struct.pack("=IIQQQ", each.fd, 0, ctypes.addressof(key), ctypes.addressof(value), 0))
+            except OSError as error:
+                assert error.errno == errno.E2BIG
+                return
+
+
+@pytest.mark.parametrize("name", ["processes", "accounts", "cgroups"])
+def test_whichever_map_is_full_nothing_is_half_charged(namespace, built, caller, name):
+    namespace.probe(libraries=[built["push"]])
+    fill(namespace.maps / name)
+    with caller(built["push"]) as process:
+        address = process.ok("cuMemAlloc_v2", None, KIB)
+        assert counted(namespace) == {"untracked_allocations": 1, "untracked_bytes": KIB}
+        assert Usage.sum(memory.cgroups(namespace.maps).values()).held_bytes["device"] == 0
+        process.ok("cuMemFree_v2", address)
+        assert Usage.sum(memory.cgroups(namespace.maps).values()).held_bytes["device"] == 0
+
+
+def test_with_no_room_for_a_call_its_free_still_counts(namespace, built, caller):
+    namespace.probe(libraries=[built["push"]])
+    with caller(built["push"]) as process:
+        address = process.ok("cuMemAlloc_v2", None, KIB)
+        fill(namespace.maps / "calls")
+        process.ok("cuMemAlloc_v2", None, 2 * KIB)
+        assert held(namespace) == {"device": KIB}
+        process.ok("cuMemFree_v2", address)
+        assert held(namespace) == {}
+        assert counted(namespace) == {"lost_calls": 2, "assumed_frees": 1}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_handles_and_contexts_in_any_order(namespace, built, caller, seed):
+    """Against a model of what the driver promises."""
+    namespace.probe(libraries=[built["thunk"]])
+    chance = random.Random(seed)
+    contexts, stack, memory_of, references, size_of, mappings = [], [], {}, {}, {}, {}
+
+    with caller(built["thunk"]) as process:
+
+        def create_context():
+            contexts.append(process.ok("cuCtxCreate_v2", None, 0, 0))
+            stack.insert(0, contexts[-1])
+
+        def push():
+            if len(stack) < 4:  # as many as are followed
+                stack.insert(0, chance.choice(contexts))
+                process.ok("cuCtxPushCurrent_v2", stack[0])
+
+        def pop():
+            if len(stack) > 1:
+                stack.pop(0)
+                process.ok("cuCtxPopCurrent_v2", None)
+
+        def switch():
+            stack[0] = chance.choice(contexts)
+            process.ok("cuCtxSetCurrent", stack[0])
+
+        def destroy_context():
+            idle = [context for context in contexts if context not in stack]
+            if idle:
+                gone = chance.choice(idle)
+                contexts.remove(gone)
+                process.ok("cuCtxDestroy_v2", gone)
+                for address in [address for address, (context, _size) in memory_of.items() if context == gone]:
+                    del memory_of[address]
+
+        def allocate():
+            size = chance.randrange(1, 1 << 20)
+            memory_of[process.ok("cuMemAlloc_v2", None, size)] = (stack[0], size)
+
+        def free():
+            if memory_of:
+                address = chance.choice(list(memory_of))
+                del memory_of[address]
+                process.ok("cuMemFree_v2", address)
+
+        def create_handle():
+            size = 65536 * chance.randrange(1, 5)
+            handle = process.ok("cuMemCreate", None, size, ON_DEVICE, 0)
+            references[handle], size_of[handle] = 1, size
+
+        def drop(handle):
+            references[handle] -= 1
+            if not references[handle]:
+                del references[handle], size_of[handle]
+
+        def release():
+            held_by_name = [handle for handle in references if references[handle] > list(mappings.values()).count(handle)]
+            if held_by_name:
+                handle = chance.choice(held_by_name)
+                process.ok("cuMemRelease", handle)
+                drop(handle)
+
+        def map_handle():
+            if references and len(mappings) < 1024:
+                handle = chance.choice(list(references))
+                address = next(at for at in (0x7F0000000000 + 65536 * 8 * number for number in range(1025)) if at not in mappings)
+                process.ok("cuMemMap", address, size_of[handle], 0, handle, 0)
+                mappings[address] = handle
+                references[handle] += 1
+
+        def unmap():
+            if mappings:
+                address = chance.choice(list(mappings))
+                handle = mappings.pop(address)
+                process.ok("cuMemUnmap", address, size_of[handle])
+                drop(handle)
+
+        create_context()
+        actions = [allocate, free, create_handle, release, map_handle, unmap] * 4 + [create_context, push, pop, switch, destroy_context]
+        for number in range(1500):
+            action = chance.choice(actions)
+            if action is create_context and (len(contexts) > 8 or len(stack) > 3):
+                continue
+            action()
+            if number % 50 == 0:
+                expected = {"device": sum(size for _context, size in memory_of.values()), "handle": sum(size_of.values())}
+                assert held(namespace) == {kind: size for kind, size in expected.items() if size}
+        assert counted(namespace) == {}
+
+
+def test_a_handle_that_is_retained_lasts_longer(namespace, built, caller):
+    namespace.probe(libraries=[built["push"]])
+    with caller(built["push"]) as process:
+        handle = process.ok("cuMemCreate", None, 64 * KIB, ON_DEVICE, 0)
+        process.ok("cuMemMap", 0x7F0000000000, 64 * KIB, 0, handle, 0)
+        assert process.ok("cuMemRetainAllocationHandle", None, 0x7F0000000000) == handle
+        process.ok("cuMemRelease", handle)
+        process.ok("cuMemUnmap", 0x7F0000000000, 64 * KIB)
+        assert held(namespace) == {"handle": 64 * KIB}
+        process.ok("cuMemRelease", handle)
+        assert held(namespace) == {}
 
 
 def test_what_an_ended_process_left_is_swept(namespace, built, caller):
