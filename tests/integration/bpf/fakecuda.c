@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-enum { SUCCESS, INVALID_VALUE, OUT_OF_MEMORY };
+enum { SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, LAUNCH_FAILURE = 719 };
 
 #define PAGES 65536
 #define PAGE 512
@@ -19,6 +19,14 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t sizes[PAGES];
 static int next_free[PAGES], head = -1, fresh = 1;
 static uint64_t base = 0x700000000000, mapped[MAPPINGS];
+
+static int failing; /* the next call that ends memory, or maps it */
+
+int fail_once(void) {
+    failing = 1;
+    return SUCCESS;
+}
+static int fails(void) { return __sync_lock_test_and_set(&failing, 0); }
 
 static int take(uint64_t *out, size_t size) {
     if (!size) return INVALID_VALUE;
@@ -38,6 +46,7 @@ static int take(uint64_t *out, size_t size) {
 
 static int give(uint64_t address) {
     if (!address) return SUCCESS;
+    if (fails()) return LAUNCH_FAILURE;
     uint64_t page = (address - base) / PAGE;
     if (address < base || page >= PAGES) return INVALID_VALUE;
     pthread_mutex_lock(&lock);
@@ -72,9 +81,10 @@ int impl_cuMemFree_v2(uint64_t address) { return give(address); }
 int impl_cuMemFreeAsync(uint64_t address, void *stream) { return give(address); }
 int impl_cuMemFreeHost(uint64_t address) { return give(address); }
 int impl_cuMemCreate(uint64_t *handle, size_t size, void *properties, uint64_t flags) { return take(handle, size); }
-int impl_cuMemRelease(uint64_t handle) { return SUCCESS; } /* no handle is used again: a mapping may still need it */
+int impl_cuMemRelease(uint64_t handle) { return fails() ? LAUNCH_FAILURE : SUCCESS; } /* no handle is used again: a mapping may still need it */
 int impl_cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, uint64_t flags) {
     if (!handle) return INVALID_VALUE;
+    if (fails()) return LAUNCH_FAILURE;
     mapped[address / MAPPING % MAPPINGS] = handle;
     return SUCCESS;
 }

@@ -104,10 +104,27 @@ def test_a_free_that_fails_changes_nothing(namespace, built, caller):
         address = process.ok("cuMemAlloc_v2", None, KIB)
         assert process.call("cuMemFree_v2", 4711) == [1]
         assert held(namespace) == {"device": KIB}
+        process.ok("fail_once")
+        assert process.call("cuMemFree_v2", address) == [719]
+        assert held(namespace) == {"device": KIB}
         process.ok("cuMemFree_v2", address)
         assert process.call("cuMemFree_v2", address) == [1]
         assert held(namespace) == {}
-        assert [(each["operation"], each["result"], each["count"]) for each in memory.failures(namespace.maps)] == [("free", 1, 2)]
+        failed = {(each["operation"], each["result"]): each["count"] for each in memory.failures(namespace.maps)}
+        assert failed == {("free", 1): 2, ("free", 719): 1}
+
+
+def test_a_release_or_a_mapping_that_fails_changes_nothing(namespace, built, caller):
+    namespace.probe(libraries=[built["push"]])
+    with caller(built["push"]) as process:
+        handle = process.ok("cuMemCreate", None, 64 * KIB, ON_DEVICE, 0)
+        for call in (("cuMemRelease", handle), ("cuMemMap", 0x7F0000000000, 64 * KIB, 0, handle, 0)):
+            process.ok("fail_once")
+            assert process.call(*call) == [719]
+        assert held(namespace) == {"handle": 64 * KIB}
+        process.ok("cuMemRelease", handle)
+        assert held(namespace) == {}
+        assert counted(namespace) == {}
 
 
 def test_a_nested_call_counts_once(namespace, built, caller):
@@ -119,6 +136,7 @@ def test_a_nested_call_counts_once(namespace, built, caller):
         process.ok("cuMemAllocPitch_v2", None, None, 1000, 3, 4)
         assert held(namespace) == {"device": KIB + 3 * KIB}
         assert memory.counters(namespace.maps)["calls"] == 2
+        assert counted(namespace) == {}
 
 
 def test_a_handle_lasts_until_it_is_released_and_unmapped(namespace, built, caller):
