@@ -222,12 +222,12 @@ def test_a_full_map_is_counted_and_never_charged(namespace, built, caller):
 
 
 def fill(pin):
-    """Takes every place of a map that is left, with keys that nothing else uses."""
+    """Takes every place of a map that is left, with keys that nothing else uses, no pid of this machine either."""
     update = 2
     with PinnedMap(str(pin), read_only=False) as each:
         value = ctypes.create_string_buffer(each.info.value_size)
         for number in itertools.count(1):
-            key = ctypes.create_string_buffer(struct.pack("=I", number).rjust(each.info.key_size, b"\xff"), each.info.key_size)
+            key = ctypes.create_string_buffer(struct.pack("=I", number | 1 << 31).rjust(each.info.key_size, b"\xff"), each.info.key_size)
             try:
                 bpf(update, struct.pack("=IIQQQ", each.fd, 0, ctypes.addressof(key), ctypes.addressof(value), 0))
             except OSError as error:
