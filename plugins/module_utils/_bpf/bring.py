@@ -1,0 +1,80 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""From the options of ebpf_probe to its result, probe by probe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.finder import find, named
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Found
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import DRIVER_TRACEPOINT, PROBES, Link, Probe, wanted
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.sweep import sweep
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.task import ProbeTask, State
+from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Outcome, converge
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir
+
+
+def bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
+    probes = [PROBES[name] for name in params["probes"]]
+    found, multi, driver = Found(), False, False
+    if params["state"] != "absent":
+        kernel.require(params["bpffs_dir"])
+        multi = params["attach"] == "multi" or (params["attach"] == "auto" and kernel.has_uprobe_multi())
+        driver = kernel.has_raw_tracepoint(DRIVER_TRACEPOINT)
+        if any(probe.cookies for probe in probes):
+            found = _found(params)
+    results = []
+    for probe in probes:
+        links = wanted(probe, found.copies, multi=multi, driver_tracepoint=driver)
+        results.append(_bring_one(probe, links, params, multi=multi, check_mode=check_mode))
+    shown = {name: {probe.name: result[name] for probe, result in zip(probes, results)} for name in ("before", "after")}
+    return {
+        "changed": any(result["changed"] for result in results),
+        "actions": [action for result in results for action in result["actions"]],
+        **shown,
+        "diff": shown,
+        "copies": [
+            {"path": copy.path, "inode": copy.inode, "build_id": copy.build_id, "functions": len(copy.sites), "pids": list(copy.pids)}
+            for copy in found.copies
+        ],
+        "deleted": found.deleted,
+        "not_probed": found.not_probed,
+    }
+
+
+def _found(params: Mapping[str, Any]) -> Found:
+    if params["libraries"] is not None:
+        return named(params["libraries"])
+    return find(ProcFs(params["proc_root"]), StateDir(params["state_dir"]), params["timeout_seconds"])
+
+
+def _bring_one(probe: Probe, links: Mapping[str, Link], params: Mapping[str, Any], *, multi: bool, check_mode: bool) -> dict[str, Any]:
+    state, entries = params["state"], {"records": params["max_allocations"]}
+
+    def run(want: Mapping[str, Link], *, keep: bool) -> Outcome[State]:
+        task = ProbeTask(probe, params["bpffs_dir"], want, keep_maps=keep, multi=multi, entries=entries)
+        try:
+            return converge(task.read, task.plan, task.predict, task.apply, check_mode=check_mode)
+        finally:
+            task.close()
+
+    outcomes = []
+    if state in ("absent", "restarted"):
+        outcomes.append(run({}, keep=False))
+    if state != "absent":
+        outcomes.append(run(links, keep=True))
+        maps = Path(params["bpffs_dir"]) / probe.name / "maps"
+        if not check_mode and (maps / "records").exists():
+            sweep(maps)
+    first, last = outcomes[0], outcomes[-1]
+    steps = [step for outcome in outcomes for step in outcome.steps]
+    return Outcome(first.before, last.after, steps).result(State.show)

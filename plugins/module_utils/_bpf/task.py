@@ -1,0 +1,130 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""Brings one probe to where it is wanted: read, plan, apply, read again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import ProbeError
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libbpf import LoadedObject
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import ENTER, LEAVE, Link, Probe
+from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Step
+
+_ATTACH, _DETACH, _FORGET = "attach", "detach", "forget"
+_READABLE, _FOLDER = 0o644, 0o755  # an exporter without privileges reads the maps; nobody else can write them
+
+
+@dataclass(frozen=True)
+class State:
+    """What is pinned: links and maps by name. A loader that was killed may have left folders without either."""
+
+    links: tuple[str, ...]
+    maps: tuple[str, ...]
+    folder: bool
+
+    def show(self) -> dict[str, Any]:
+        return {"links": list(self.links), "maps": list(self.maps)}
+
+
+class ProbeTask:
+    """`want` are the links by name, in the order of attaching; with `keep_maps` false the counts go too."""
+
+    def __init__(
+        self, probe: Probe, bpffs_dir: str, want: Mapping[str, Link], *, keep_maps: bool, multi: bool, entries: Mapping[str, int]
+    ) -> None:
+        self._probe, self._want, self._keep_maps, self._multi, self._entries = probe, want, keep_maps, multi, entries
+        self._top = Path(bpffs_dir)
+        self._links, self._maps = self._top / probe.name / "links", self._top / probe.name / "maps"
+        self._loaded: LoadedObject | None = None
+        self._ending: list[int] = []
+
+    def read(self) -> State:
+        kernel.wait_until_gone(self._ending)
+        return State(_names(self._links), _names(self._maps), self._links.parent.exists())
+
+    def plan(self, state: State) -> list[Step]:
+        """New links before the old ones go: an allocation that both see is counted once, one that neither sees never."""
+        steps = [Step(_ATTACH, name, None, link.target) for name, link in self._want.items() if name not in state.links]
+        gone = sorted((name for name in state.links if name not in self._want), key=lambda name: f"_{ENTER}" not in name)
+        steps += [Step(_DETACH, name, "attached", None) for name in gone]
+        if not self._keep_maps and state.folder:
+            steps.append(Step(_FORGET, str(self._links.parent), list(state.maps), None))
+        return steps
+
+    def predict(self, state: State, steps: Sequence[Step]) -> State:
+        links = {*state.links, *(step.target for step in steps if step.action == _ATTACH)}
+        links -= {step.target for step in steps if step.action == _DETACH}
+        maps = self._probe.maps if links else state.maps if self._keep_maps else ()
+        return State(tuple(sorted(links)), tuple(sorted(maps)), folder=bool(links or maps))
+
+    def apply(self, step: Step) -> None:
+        if step.action == _ATTACH:
+            self._attach(self._want[step.target])
+        elif step.action == _DETACH:
+            pin = self._links / step.target
+            self._ending.append(kernel.link_ids(str(pin))[0])
+            pin.unlink()
+        else:
+            self._forget()
+
+    def close(self) -> None:
+        if self._loaded:
+            self._loaded.close()
+
+    def _attach(self, link: Link) -> None:
+        loaded, pin = self._load(), str(self._links / link.name)
+        if link.tracepoint:
+            fd = kernel.attach_raw_tracepoint(loaded.program_fd(link.program), link.tracepoint)
+        elif link.copy and self._multi:
+            sites = {name: link.copy.sites[name] for name in link.functions}
+            fd = kernel.attach_multi(
+                loaded.program_fd(link.program), link.copy.path, sites, self._probe.cookies, returns=link.program == LEAVE
+            )
+        elif link.copy:
+            (name,) = link.functions
+            site, cookie = link.copy.sites[name], self._probe.cookies[name]
+            return loaded.attach_function(link.program, link.copy.path, site, cookie, returns=link.program == LEAVE, pin=pin)
+        try:
+            kernel.pin(fd, pin)
+        finally:
+            os.close(fd)
+
+    def _load(self) -> LoadedObject:
+        """Loaded once, with the first link: a probe without links has no maps either."""
+        if not self._loaded:
+            for folder in (self._top, self._top / self._probe.name, self._links, self._maps):
+                folder.mkdir(parents=True, exist_ok=True)
+                folder.chmod(_FOLDER)
+            types = dict.fromkeys((ENTER, LEAVE), kernel.UPROBE_MULTI) if self._multi and self._probe.cookies else {}
+            self._loaded = LoadedObject(self._probe.image, str(self._maps), types, self._entries)
+            for name in _names(self._maps):
+                (self._maps / name).chmod(_READABLE)
+        return self._loaded
+
+    def _forget(self) -> None:
+        for name in _names(self._maps):
+            (self._maps / name).unlink()
+        for folder in (self._links, self._maps, self._top / self._probe.name, self._top):
+            try:
+                folder.rmdir()
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                    raise ProbeError(f"cannot remove {folder}: {error}") from error
+
+
+def _names(folder: Path) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(os.listdir(folder)))
+    except FileNotFoundError:
+        return ()

@@ -1,0 +1,31 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import NotPermitted, Unsupported
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.kernel import check_machine
+
+ADMIN, PERFMON, BPF = 1 << 21, 1 << 38, 1 << 39
+
+
+def test_what_is_enough():
+    check_machine("5.15.0-generic", "x86_64", has_btf=True, effective=ADMIN)
+    check_machine("6.18.44", "x86_64", has_btf=True, effective=PERFMON | BPF)
+
+
+@pytest.mark.parametrize(
+    ("release", "machine", "has_btf", "effective", "error", "says"),
+    [
+        ("5.14.0-503.el9", "x86_64", True, ADMIN, Unsupported, "5.15 and later can"),
+        ("6.8.0", "aarch64", True, ADMIN, Unsupported, "x86_64"),
+        ("6.8.0", "x86_64", False, ADMIN, Unsupported, "btf"),
+        ("6.8.0", "x86_64", True, BPF, NotPermitted, "needs CAP_PERFMON"),
+        ("6.8.0", "x86_64", True, 0, NotPermitted, "CAP_BPF and CAP_PERFMON"),
+    ],
+)
+def test_what_is_in_the_way(release, machine, has_btf, effective, error, says):
+    with pytest.raises(error, match=says):
+        check_machine(release, machine, has_btf=has_btf, effective=effective)

@@ -1,0 +1,27 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES
+from ansible_collections.gpuops.remediation.plugins.modules import ebpf_probe, ebpf_probe_info
+from run_module import run_module
+
+
+def test_where_nothing_is_pinned_absent_has_nothing_to_do(tmp_path):
+    """Whatever this machine can: no bpf filesystem is there, and no privilege is needed."""
+    result = run_module(ebpf_probe.main, state="absent", bpffs_dir=str(tmp_path / "bpf"))
+    assert not result["changed"]
+    assert result["after"] == {name: {"links": [], "maps": []} for name in PROBES}
+
+
+def test_a_copy_without_probes_is_not_told_as_a_skipped_task(tmp_path):
+    result = run_module(ebpf_probe.main, state="absent", bpffs_dir=str(tmp_path / "bpf"))
+    assert result["not_probed"] == [] and "skipped" not in result
+
+
+def test_both_modules_know_every_probe():
+    for module in (ebpf_probe, ebpf_probe_info):
+        option = module.SPEC["argument_spec"]["probes"]
+        assert set(option["choices"]) == set(option["default"]) == set(PROBES)
