@@ -87,7 +87,9 @@ def test_which_suspects_are_touched(action, suspects, pids):
     verdict = {"action": action, "suspects": suspects}
     assert value("incident_suspects", incident_verdict=verdict, incident_reading=reading) == pids
     stored = {"stages": {"diagnose": {"data": {"evidence": {"info": reading}}}}}
-    assert value("incident_suspects", incident_verdict=verdict, incident_step={"incident": stored}) == pids, "when the run is taken up again"
+    assert value("incident_suspects", incident_verdict=verdict, incident_step={"incident": stored}) == pids, (
+        "when the run is taken up again"
+    )
 
 
 @pytest.mark.parametrize(
