@@ -85,7 +85,7 @@ class PinnedMap:
         """Each key once. Where the one just given is deleted meanwhile the kernel begins again, so that the walk is bounded."""
         following, seen = ctypes.create_string_buffer(self.info.key_size), set()
         at: ctypes.Array[ctypes.c_char] | None = None
-        for _ in range(2 * self.info.max_entries):
+        for _step in range(2 * self.info.max_entries):
             if not self._call(_NEXT_KEY, at, following):
                 return
             if following.raw not in seen:

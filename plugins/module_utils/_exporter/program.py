@@ -45,7 +45,7 @@ def _run(command: str, config: str) -> int:
 
 
 def _end(*_signal: Any) -> None:
-    sys.exit(0)
+    raise SystemExit(0)
 
 
 def _say(line: str) -> None:

@@ -210,7 +210,7 @@ def test_what_is_older_than_the_probes_is_counted_as_such(namespace, built, call
 def test_a_full_map_is_counted_and_never_charged(namespace, built, caller):
     namespace.probe(libraries=[built["push"]], max_allocations=8)
     with caller(built["push"]) as process:
-        addresses = [process.ok("cuMemAlloc_v2", None, KIB) for _ in range(20)]
+        addresses = [process.ok("cuMemAlloc_v2", None, KIB) for _one in range(20)]
         kept = held(namespace)["device"] // KIB
         assert 8 <= kept < 20  # the kernel's hash keeps a few elements for each CPU in reserve
         missed = {"untracked_allocations": 20 - kept, "untracked_bytes": (20 - kept) * KIB}
@@ -365,9 +365,9 @@ def test_a_handle_that_is_retained_lasts_longer(namespace, built, caller):
 
 def test_what_an_ended_process_left_is_swept(namespace, built, caller):
     namespace.probe(libraries=[built["push"]], max_allocations=64)
-    for _ in range(3):
+    for _round in range(3):
         with caller(built["push"]) as process:
-            for _ in range(60):
+            for _one in range(60):
                 process.ok("cuMemAlloc_v2", None, KIB)
         namespace.probe(libraries=[built["push"]], max_allocations=64)
     assert counted(namespace) == {}

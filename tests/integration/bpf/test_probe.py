@@ -229,7 +229,7 @@ def test_links_tell_since_when_and_what_they_cost(namespace, built, caller):
     namespace.probe(libraries=[built["push"]])
     statistics = bpf(ENABLE_STATISTICS, struct.pack("=I", 0))
     with caller(built["push"]) as process:
-        for _ in range(10):
+        for _one in range(10):
             process.ok("cuMemAlloc_v2", None, KIB)
     os.close(statistics)
     told = namespace.info()
