@@ -110,7 +110,7 @@ def test_nothing_is_recorded_of_a_node_that_left_meanwhile():
 
 def test_a_gpu_that_waits_for_a_reset_is_not_as_wanted():
     """Also once there is nothing left to do but the reset; then nothing is begun, and nothing called done."""
-    well = {"pci_bus_id": "0000:01:00.0", "changed": False, "error": None, "reset_required": False}
+    well = {"pci_bus_id": "0000:01:00.0", "changed": False, "error": None, "reset_required": False, "device_files": []}
     first, again = {**well, "changed": True, "reset_required": True}, {**well, "pci_bus_id": "0000:02:00.0", "reset_required": True}
     failed = {**well, "error": {"kind": "mig_busy"}}
     drift = evaluated(VARS["mig_differing"], mig_gpus=[well, again, failed, first])
