@@ -87,7 +87,7 @@ def put_together(
         "sources": {shown: _source(answers[name], before["sources"].get(shown, {}), now) for name, shown in SHOWN.items()},
         "gpus": [gpu.identity() for gpu in gpus if gpu.pci_bus_id],
         "owners": owned(gpus),
-        "xids": xids.counted(before["xids"], answers["kernel_log"].items),
+        "xids": xids.counted(before["xids"], answers["kernel_log"].items, before["written_seconds"], now),
     }
 
 

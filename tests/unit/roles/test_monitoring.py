@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 FILES = REPOSITORY / "roles/monitoring/files"
 POLICY = load_policy(str(REPOSITORY / "data/xid_policy.yml"))
 WORDS = {
-    *("absent", "and", "by", "increase", "max", "max_over_time", "min", "on", "or", "time", "unless", "vector"),
+    *("absent", "and", "by", "increase", "max", "max_over_time", "min", "offset", "on", "or", "time", "unless", "vector"),
     *("up", "job", "alertname", "severity"),  # Prometheus' own, and the label that all alerts have
 }
 
