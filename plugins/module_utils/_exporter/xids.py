@@ -25,7 +25,7 @@ NONE: Counted = {"sequence": -1, "counts": []}
 def counted(before: Mapping[str, Any], items: Iterable[Mapping[str, Any]], since: float, now: float) -> Counted:
     """`items` are the kernel log's, as its reader tells them. A switch's are not a GPU's.
 
-    The kernel's stamps drift from the clock. A line that was not there at `since`, when what was before was written, is no older than that.
+    The kernel's stamps drift from the clock. A line that was not there at `since`, when the log was last read, is no older than that.
     """
     counts = {(one["pci_bus_id"], one["gi"], one["code"]): dict(one) for one in before["counts"]}
     last = before["sequence"]
