@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Optional, Protocol
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.witness import KERNEL_LOG
+from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.episodes import FRESH_SECONDS
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.prometheus import Series
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Alert, HeldAlert, LabelMap, is_own, judge

@@ -10,6 +10,7 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -22,8 +23,8 @@ PAGE = b"gpuops_nvml_up 1.0\n"
 
 
 @contextlib.contextmanager
-def serving(context=None):
-    with Server("127.0.0.1", 0, lambda: PAGE, context) as server:
+def serving(context=None, **more):
+    with Server("127.0.0.1", 0, lambda: PAGE, context, **more) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -78,6 +79,23 @@ def test_clients_that_say_nothing_hold_nobody_up_and_take_no_end():
                 return get(port)[0] == PAGE
 
         wait_until(answered, "room again")
+
+
+def trickled(port):
+    """How long a client may go on that says one byte after the other."""
+    begun = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client, contextlib.suppress(OSError):
+        client.sendall(b"\x16\x03\x01\x3f\xff")  # to TLS the head of a long record, to HTTP of a long line
+        while time.monotonic() - begun < 20 and not closed(client):
+            client.sendall(b"x")
+    return time.monotonic() - begun
+
+
+def test_a_client_that_trickles_is_cut_off(files):
+    """With TLS its hands are never shaken; without, its line never ends."""
+    for context in (None, tls(*files, "")):
+        with serving(context, client_seconds=1.0) as port:
+            assert 0.9 < trickled(port) < 10
 
 
 def test_tls(files):
