@@ -80,7 +80,7 @@ EXPORTER_METRICS = (
     Metric(METRIC_CONTAINER_MEMORY, "gauge", (*LABELS_GPU, *LABELS_OWNER), "Memory that the processes of a container or unit use"),
     Metric(METRIC_XID_EVENTS, "counter", (*LABELS_GPU, LABEL_XID), "Xids since the boot"),
     Metric(METRIC_XID_LAST, "gauge", (*LABELS_GPU, LABEL_XID), "When the last of these Xids came"),
-    Metric(METRIC_SOURCE_UP, "gauge", ("node", LABEL_SOURCE), "1 where the source told everything when it was last read"),
+    Metric(METRIC_SOURCE_UP, "gauge", ("node", LABEL_SOURCE), "1 where the source told everything when it was last read, within 60 s"),
     Metric(METRIC_SOURCE_AGE, "gauge", ("node", LABEL_SOURCE), "Since the source last told everything"),
     Metric(METRIC_PAGE_AGE, "gauge", ("node",), "Since this page was put together"),
     Metric(METRIC_ABANDONED, "gauge", ("node",), "Readers that hang and cannot be killed"),

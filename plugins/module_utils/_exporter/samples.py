@@ -71,8 +71,8 @@ def _of_gpu(gpu: Gpu, labels: tuple[str, str, str]) -> Iterator[Sample]:
     metrics = (names.METRIC_MEMORY_USED, names.METRIC_MEMORY_TOTAL, names.METRIC_PRESSURE)
     yield from _memory(metrics, labels, gpu.memory_used_bytes, gpu.memory_total_bytes)
     metrics = (names.METRIC_MIG_MEMORY_USED, names.METRIC_MIG_MEMORY_TOTAL, names.METRIC_MIG_PRESSURE)
-    instances = {one["gi"]: one for one in gpu.mig["instances"]}  # compute instances share their GPU instance's memory
-    for gi, one in instances.items():
+    instances = {one["gi"]: one for one in gpu.mig["instances"] if one["gi"] is not None}
+    for gi, one in instances.items():  # compute instances share their GPU instance's memory
         yield from _memory(metrics, (*labels, str(gi)), one["memory_used_bytes"], one["memory_total_bytes"])
 
 

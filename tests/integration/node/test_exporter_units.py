@@ -25,7 +25,7 @@ class Machine:
         self.controller, self.systemd, self.port = controller, controller.systemd, free_port()
 
     def deploy(self, *options, **more):
-        variables = json.dumps({"ansible_connection": "local", "gpuops_exporter_port": self.port, **more})
+        variables = json.dumps({"ansible_connection": "local", "gpuops_nodes": "gpu-1", "gpuops_exporter_port": self.port, **more})
         there = ["--inventory=/etc/gpuops/inventory.yml", "--vault-password-file=/etc/gpuops/vault", f"-e{variables}"]
         return self.controller.program("ansible-playbook", "gpuops.remediation.deploy_node", *there, *options)
 

@@ -13,6 +13,7 @@ import sys
 import zipfile
 
 import pytest
+from ansible_collections.gpuops.remediation.plugins.action import exporter_program
 from ansible_collections.gpuops.remediation.plugins.action.exporter_program import LIBRARIES
 from ansible_collections.gpuops.remediation.plugins.module_utils import _program
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter import program
@@ -70,3 +71,9 @@ def test_a_library_that_the_controller_lacks_is_named():
     with pytest.raises(ImportError) as missing:
         _program.build(program.__name__, sys.executable, ["no_such_library"])
     assert missing.value.name == "no_such_library"
+
+
+def test_what_is_missing_is_named_by_its_package_or_as_it_was_said():
+    said = "there is no pynvml here"
+    assert "has no nvidia-ml-py: " in exporter_program.missing(ImportError(said, name="pynvml"))
+    assert exporter_program.missing(ImportError(said)) == f"the program cannot be made: {said}"

@@ -49,6 +49,12 @@ def test_compute_instances_do_not_double_their_instances_memory():
     assert [(sample.labels[-1], sample.value) for sample in found] == [("2", 96), ("2", 100), ("2", 3)]
 
 
+def test_an_instance_that_nvml_cannot_name_has_no_figures():
+    gpu = Gpu(uuid="GPU-a", pci_bus_id="0000:00:06.0")
+    gpu.take({"mig": {"current": True, "instances": [{"gi": None, "memory_total_bytes": 100, "memory_used_bytes": 96}]}})
+    assert not [name for name, _labels in shown(gpus=[gpu]) if name.startswith("gpuops_mig")]
+
+
 @pytest.mark.parametrize("number", [*RECOVERY_ACTIONS, 99])
 def test_a_recovery_action_keeps_its_number(number):
     assert recovery_number(recovery_action(number)) == number
