@@ -62,6 +62,7 @@ def _of_gpu(gpu: Gpu, labels: tuple[str, str, str]) -> Iterator[Sample]:
         names.METRIC_RECOVERY_ACTION: recovery_number(gpu.recovery_action),
         names.METRIC_ROW_REMAP_PENDING: gpu.remapped_rows["pending"],
         names.METRIC_ROW_REMAP_FAILED: gpu.remapped_rows["failure"],
+        names.METRIC_PERSISTENCE: gpu.persistence_mode,
     }
     yield from (Sample(metric, labels, value) for metric, value in told.items() if value is not None)
     for error in ("corrected", "uncorrected"):

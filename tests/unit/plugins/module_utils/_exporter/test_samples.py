@@ -24,6 +24,12 @@ def test_what_nvml_does_not_tell_has_no_sample():
     assert set(shown(gpus=[gpu])) == {(_names.METRIC_NVML_UP, ("n",)), (_names.METRIC_ABANDONED, ("n",))}
 
 
+@pytest.mark.parametrize(("mode", "value"), [(True, 1), (False, 0)])
+def test_persistence(mode, value):
+    gpu = Gpu(uuid="GPU-a", pci_bus_id="0000:00:06.0", persistence_mode=mode)
+    assert shown(gpus=[gpu])[_names.METRIC_PERSISTENCE, ("n", "GPU-a", "0000:00:06.0")] == value
+
+
 def test_a_gpu_without_a_name_has_no_figures():
     """Two of them would have the same labels, and Prometheus would take neither."""
     assert not [key for key in shown(gpus=[Gpu(memory_total_bytes=2, memory_used_bytes=1)] * 2) if "memory" in key[0]]
