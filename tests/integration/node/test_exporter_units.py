@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 
 import pytest
 from cluster.objects import wait_until
@@ -81,6 +82,24 @@ def test_s13_systemd_is_not_reloaded(deployed):
     run = deployed.deploy()
     assert run.ok and unit.read_text() == before, run.output
     assert "reload_pending: gpuops-exporter.service" in run.output and deployed.page()
+    allowed = "-egpuops_exporter_daemon_reload=true"
+    foretold = deployed.deploy(allowed, "--check")
+    assert foretold.ok and foretold.changed("gpu-1") == 2, foretold.output  # the reload and the restart
+    assert "Reloading" not in deployed.systemd.journal("_PID=1")
+    remedy, again = deployed.deploy(allowed), deployed.deploy(allowed)
+    assert (remedy.ok, remedy.changed("gpu-1"), again.changed("gpu-1")) == (True, 2, 0), remedy.output + again.output
+    assert "reload_pending" not in again.output and deployed.systemd.show(EXPORTER, "NeedDaemonReload") == "no"
+
+
+def test_a_restart_that_a_broken_run_owes_is_made_by_the_next(deployed):
+    """It wrote the settings and came no further."""
+    settings = deployed.systemd.root / "etc/gpuops-exporter/exporter.json"
+    before = deployed.main_pid()
+    time.sleep(1.1)  # systemd tells no fractions of a second
+    settings.write_text(settings.read_text())
+    run, pid = deployed.deploy(), deployed.main_pid()
+    assert run.ok and pid != before, run.output
+    assert deployed.deploy().changed("gpu-1") == 0 and deployed.main_pid() == pid
 
 
 def test_killed_it_comes_again_and_has_lost_nothing(deployed):
