@@ -57,7 +57,8 @@ def query(nodes: Iterable[str]) -> str:
     """PromQL for all that the witness is asked about, as raw samples: an instant vector's time would be the query's own."""
     names = "|".join(node.replace(".", "[.]") for node in sorted(set(nodes)))
     metrics = "|".join((METRIC_XID_EVENTS, METRIC_NVML_UP, METRIC_SOURCE_AGE))
-    return "{__name__=~%s,node=~%s,source=~%s}[%ds]" % (*map(json.dumps, (metrics, names, "|" + KERNEL_LOG)), FRESH_SECONDS)
+    wanted = {"__name__": metrics, "node": names, "source": "|" + KERNEL_LOG}
+    return "{%s}[%ds]" % (",".join("%s=~%s" % (label, json.dumps(pattern)) for label, pattern in wanted.items()), FRESH_SECONDS)
 
 
 def ask(alert: Mapping[str, Any], samples: Sequence[Sample], now: datetime) -> Word:

@@ -12,7 +12,7 @@ import time
 
 import pytest
 from cluster.objects import wait_until
-from controller_machine import running_controller
+from controller_machine import OURS, PROGRAMS, running_controller
 from node_exporter import parsed
 from ports import free_port
 
@@ -38,6 +38,14 @@ class Machine:
     def figure(self, name, **labels):
         page = self.page() or {}
         return sum((value for (metric, found), value in page.items() if metric == name and labels.items() <= dict(found).items()), 0)
+
+    def persistence(self):
+        return {value for (metric, _labels), value in (self.page() or {}).items() if metric == "gpuops_gpu_persistence_mode"}
+
+    def set_persistence(self, mode):
+        code = f"from gpusim.node import Node\nwith Node(Path('/srv/nodes'), 'gpu-1').change() as state: state['gpus'][0]['persistence'] = {mode}"
+        environment = {"PYTHONPATH": f"{OURS}/roles/simulated_gpu_node/files"}
+        self.systemd.run(f"{PROGRAMS}/bin/python", "-c", f"from pathlib import Path\n{code}", environment=environment)
 
     def main_pid(self):
         return int(self.systemd.show(EXPORTER, "MainPID"))
@@ -100,6 +108,27 @@ def test_a_restart_that_a_broken_run_owes_is_made_by_the_next(deployed):
     run, pid = deployed.deploy(), deployed.main_pid()
     assert run.ok and pid != before, run.output
     assert deployed.deploy().changed("gpu-1") == 0 and deployed.main_pid() == pid
+
+
+def test_a_service_that_serves_nothing_is_no_success(deployed):
+    """systemd starts it again and again; its own words say why."""
+    failed = deployed.deploy(gpuops_exporter_certfile="/etc/gpuops/no-such.pem")
+    assert not failed.ok and "does not answer with the page" in failed.output and "No such file" in failed.output, failed.output
+    mended = deployed.deploy()
+    assert mended.ok and deployed.page(), mended.output
+
+
+def test_a_gpu_that_the_driver_gives_up_is_no_success(deployed):
+    deployed.set_persistence(0)
+    try:
+        wait_until(lambda: 0 in deployed.persistence(), "the mode on the page", 30)
+        failed = deployed.deploy()
+        assert not failed.ok and "nvidia-persistenced" in failed.output, failed.output
+        wanted = deployed.deploy(gpuops_exporter_needs_persistence=False)
+        assert wanted.ok, wanted.output
+    finally:
+        deployed.set_persistence(1)
+    wait_until(lambda: deployed.persistence() == {1}, "the mode on the page", 30)
 
 
 def test_killed_it_comes_again_and_has_lost_nothing(deployed):

@@ -6,8 +6,15 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+
 import pytest
 import yaml
+from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.page import render
+from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.samples import Known, samples
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.records import Gpu
 from expressions import evaluated
 from loop import REPOSITORY
 
@@ -56,3 +63,34 @@ def test_a_deployment_names_its_hosts():
     [play] = yaml.safe_load((REPOSITORY / "playbooks/deploy_node.yml").read_text())
     assert evaluated(play["hosts"], gpuops_nodes="gpu_nodes") == "gpu_nodes"
     assert "gpuops_nodes=" in evaluated(play["hosts"]), "no group has such a name"
+
+
+@pytest.mark.parametrize(
+    ("nvml_up", "modes", "nvml_is_down", "persistence_is_off"),
+    [(True, (True, True), False, False), (True, (True, False), False, True), (False, (), True, False)],
+)
+def test_what_the_page_says_of_the_node(nvml_up, modes, nvml_is_down, persistence_is_off):
+    made = variables("gpu_exporter")
+    gpus = [Gpu(uuid=f"GPU-{number}", pci_bus_id=f"0000:00:0{number}.0", persistence_mode=mode) for number, mode in enumerate(modes)]
+    page = render(samples(Known(node="gpu-1", gpus=gpus, nvml_up=nvml_up), 100)).decode()
+    assert bool(re.search(made["gpu_exporter_nvml_is_down"], page)) is nvml_is_down
+    assert bool(re.search(made["gpu_exporter_persistence_is_off"], page)) is persistence_is_off
+
+
+@pytest.mark.parametrize(
+    ("host", "certfile", "url"),
+    [("127.0.0.1", "", "http://127.0.0.1:9410/metrics"), ("::", "/etc/cert.pem", "https://[::]:9410/metrics")],
+)
+def test_where_the_page_is_asked_for(host, certfile, url):
+    made, given = variables("gpu_exporter"), {"gpu_exporter_host": host, "gpu_exporter_certfile": certfile, "gpu_exporter_port": 9410}
+    given["gpu_exporter_address"] = evaluated(made["gpu_exporter_address"], **given)
+    assert evaluated(made["gpu_exporter_url"], **given) == url
+
+
+def test_a_python_without_tls_is_refused():
+    """Debian's minimal one, for example."""
+    check = variables("gpu_exporter")["gpu_exporter_python_check"]
+    assert subprocess.run([sys.executable, "-I", "-c", check], check=False).returncode == 0
+    without = "import sys; sys.modules['ssl'] = None\n" + check
+    refused = subprocess.run([sys.executable, "-I", "-c", without], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1 and "ssl" in refused.stderr
