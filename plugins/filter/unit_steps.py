@@ -13,7 +13,7 @@ description:
   - It is decided from what is loaded and from when it was started, so that what an interrupted run has left undone is done by the next one.
 options:
   _input:
-    description: The results of M(ansible.builtin.systemd_service) in check mode, looped over the units, with E(TZ=UTC).
+    description: The results of M(ansible.builtin.systemd_service) in check mode, looped over the units, with C(TZ=UTC).
     type: list
     elements: dict
     required: true
