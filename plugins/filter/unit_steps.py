@@ -63,14 +63,14 @@ _value:
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Optional
 
 
 def unit_steps(
     loaded: Sequence[Mapping[str, Any]],
     unit_dir: str,
     files: Sequence[Mapping[str, Any]],
-    reads: Mapping[str, Sequence[str]] = {},
+    reads: Optional[Mapping[str, Sequence[str]]] = None,
     written: Sequence[str] = (),
     may_reload: bool = False,
     foretell: bool = False,
@@ -89,7 +89,7 @@ def unit_steps(
         if unit in pending and may_reload:
             return True
         began = _seconds(status["ActiveEnterTimestamp"])
-        paths = [*reads.get(unit, ()), *([] if unit in pending else [own[unit]])]
+        paths = [*(reads or {}).get(unit, ()), *([] if unit in pending else [own[unit]])]
         return any(path in written or int(times.get(path, 0)) > began for path in paths)
 
     return {

@@ -77,6 +77,7 @@ def test_every_figure_comes_through_the_sandbox(deployed):
     assert {line.split()[1] for line in status.splitlines() if line.startswith("Cap")} == {"0" * 16}
     assert "Uid:\t0" not in status
     assert systemd.run("cat", "/run/gpuops-node/state.json", user="nobody", check=False).returncode
+    assert systemd.run("find", "/run/gpuops-node/program", "-name", "__main__.py").stdout.strip(), "root's reader runs unpacked"
     assert systemd.run("stat", "-c", "%U:%G %a", "/run/gpuops-node/state.json").stdout.strip() == "root:gpuops-exporter 640"
 
 
@@ -143,4 +144,5 @@ def test_root_reads_every_ten_seconds(deployed):
     wait_until(lambda: deployed.figure("gpuops_exporter_cpu_seconds_total", part="state") > before, "another reading", 60)
     with contextlib.suppress(AssertionError):
         deployed.systemd.systemctl("is-failed", STATE)
+    assert "Finished" not in deployed.systemd.journal(f"--unit={STATE}"), "six lines a minute that say nothing"
     assert deployed.systemd.show(TIMER, "ActiveState") == "active" and deployed.systemd.show(STATE, "Result") == "success"
