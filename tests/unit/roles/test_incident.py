@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
 from expressions import evaluated
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/incident"
@@ -231,6 +232,25 @@ def test_a_lock_that_is_half_taken_is_given_back(elsewhere, file, given_back):
     known["incident_lockless_why"] = value("incident_lockless_why", **known)
     known["incident_keeps_no_lock"] = value("incident_keeps_no_lock", **known)
     assert all(evaluated("{{ %s }}" % when, **known) for when in release["when"]) is given_back
+
+
+@pytest.mark.parametrize(
+    "work, takes",
+    [
+        pytest.param([("running", 1), ("running", -1)], True, id="one of them is over time"),
+        pytest.param([("running", 0)], True, id="as the ledger has it"),
+        pytest.param([("running", 1)], False, id="it has time left"),
+        pytest.param([("contained", -1), ("fenced_waiting", -1)], False, id="has ended, or waits"),
+    ],
+)
+def test_the_ledger_s_lock_is_taken_only_to_end_something(work, takes):
+    """S5: a run that is at work on the node would lose it by the higher token."""
+    incidents = [
+        {"state": state, "deadline_at": iso((BEGAN + timedelta(seconds=left)).replace(tzinfo=timezone.utc))} for state, left in work
+    ]
+    taking = yaml.safe_load((TASKS / "lock_overdue.yml").read_text())[0]
+    assert taking["gpuops.remediation.node_lock"]["backend"] == "ledger"
+    assert evaluated("{{ %s }}" % taking["when"], incident_work=incidents, now=lambda utc: BEGAN) is takes
 
 
 @pytest.mark.parametrize("given, reconcile, seconds", [({}, False, 60), ({}, True, 30), ({"gpuops_room_wait_seconds": 300}, False, 300)])
