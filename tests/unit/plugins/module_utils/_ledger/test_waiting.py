@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import from_group
@@ -208,6 +209,20 @@ def test_people_are_told_of_who_comes_later(ledger, first, clock):
     assert told(ledger) == [["gpu-2", "gpu-4"]], "another fault of a node that waits"
     clock.on(601)
     assert told(ledger) == [], "nobody new"
+
+
+def test_a_page_that_is_held_back_is_not_late(ledger, first, clock):
+    """Nor is it once it has been tried: what counts is since when it could have been sent."""
+    waiting(ledger, 1)
+    assert told(ledger) == [["gpu-1"]]
+    due = clock.now + timedelta(seconds=600)
+    waiting(ledger, 2)
+    clock.on(599)
+    assert ledger.figures().outbox_since is None
+    clock.on(2)
+    assert ledger.figures().outbox_since == due
+    assert ledger.claim_notifications()
+    assert ledger.figures().outbox_since == due
 
 
 def test_a_page_about_nobody_is_not_sent(ledger, first, clock):
