@@ -69,6 +69,22 @@ def test_nobody_waits_for_a_node_that_its_own_run_has_not_begun():
     assert [(host, len(incidents)) for host, incidents in ordered] == [("b", 2), ("d", 1), ("c", 1), ("a", 1)]
 
 
+@pytest.mark.parametrize(
+    "states, left, leaves",
+    [
+        (["fenced_waiting"], [], True),
+        pytest.param(["running", "fenced_waiting"], ["running"], False, id="S16: one is over time, so that the node has no room for it"),
+        (["contained", "fenced_waiting", "fenced_waiting"], ["contained"], False),
+    ],
+)
+def test_what_needs_no_room_waits_for_none(states, left, leaves):
+    [_asking, without] = yaml.safe_load((TASKS / "room_or_leave.yml").read_text())
+    dropping, _telling, leaving = without["block"]
+    work = evaluated(dropping["ansible.builtin.set_fact"]["incident_work"], incident_work=[{"state": state} for state in states])
+    assert [one["state"] for one in work] == left
+    assert evaluated("{{ %s }}" % leaving["when"], incident_work=work) is leaves
+
+
 NOW, THEN = "2026-01-01T02:00:00Z", "2026-01-01T01:00:00Z"
 
 
