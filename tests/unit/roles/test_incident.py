@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import ENDED_OPEN_STATES as ENDED
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
 from expressions import evaluated
 
@@ -63,10 +64,35 @@ def test_nobody_waits_for_a_node_that_its_own_run_has_not_begun():
         ("d", "running", 2),
         (None, "held_for_human", 0),
     ]
-    opened = [{"host": host, "state": state, "opened_at": f"2026-01-01T00:00:0{second}Z"} for host, state, second in work]
+    ordered = by_host([(host, state, second, "x") for host, state, second in work])
+    assert [(host, len(incidents)) for host, incidents in ordered] == [("d", 1), ("b", 2), ("c", 1), ("a", 1)]
+
+
+def test_nobody_waits_for_a_node_that_is_behind_it_in_the_play():
+    """The ledger gives room by when the time stood still, then by the id; what has ended on a node has no part in it."""
+    work = [
+        ("a", "fenced_waiting", 3, "2"),
+        ("b", "fenced_waiting", 3, "1"),
+        ("c", "contained", 1, "3"),
+        ("c", "fenced_waiting", 4, "5"),
+        ("c", "fenced_waiting", 5, "4"),
+        ("d", "fenced_waiting", 2, "6"),
+    ]
+    assert [(host, "".join(one["id"] for one in incidents)) for host, incidents in by_host(work)] == [
+        ("d", "6"),
+        ("b", "1"),
+        ("a", "2"),
+        ("c", "543"),
+    ]
+
+
+def by_host(work):
+    opened = [
+        {"host": host, "state": state, "clock_at": f"2026-01-01T00:00:0{second}.000Z", "id": name, "resume": "verify" * (state in ENDED)}
+        for host, state, second, name in work
+    ]
     parts = {name: value(name, incident_opened=opened) for name in ("incident_host_groups", "incident_running_hosts")}
-    ordered = value("incident_by_host", **parts)
-    assert [(host, len(incidents)) for host, incidents in ordered] == [("b", 2), ("d", 1), ("c", 1), ("a", 1)]
+    return value("incident_by_host", **parts)
 
 
 @pytest.mark.parametrize(
