@@ -225,12 +225,21 @@ def test_a_page_that_is_held_back_is_not_late(ledger, first, clock):
     assert ledger.figures().outbox_since == due
 
 
-def test_a_page_about_nobody_is_not_sent(ledger, first, clock):
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(lambda ledger, one: ledger.begin([one], max_running=2), id="it was given room"),
+        pytest.param(lambda ledger, one: ledger.start_stage(one, "diagnose"), id="by a run that knows no limit"),
+        pytest.param(lambda ledger, one: ledger.close_incident(one, "cancelled_by_human", "somebody said so"), id="it has ended"),
+    ],
+)
+def test_a_page_about_nobody_is_not_sent(ledger, first, clock, how):
     waiting(ledger, 1)
     assert told(ledger) == [["gpu-1"]]
     second = waiting(ledger, 2)
     ended(ledger, clock, first)
-    assert ledger.begin([second], max_running=2)[0]
+    how(ledger, second)
+    assert ledger.incident(second)["state"] != "fenced_waiting"
     clock.on(601)
     assert told(ledger) == []
 
