@@ -8,11 +8,12 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel, seccomp
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.finder import find, named
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Found
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import DRIVER_TRACEPOINT, PROBES, Link, Probe, wanted
@@ -31,6 +32,7 @@ def bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
         multi = params["attach"] == "multi" or (params["attach"] == "auto" and kernel.has_uprobe_multi())
         driver = kernel.has_raw_tracepoint(DRIVER_TRACEPOINT)
         if any(probe.cookies for probe in probes):
+            seccomp.require_returns(platform.release())
             found = _found(params)
     results = []
     for probe in probes:

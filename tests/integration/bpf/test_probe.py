@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import bring, kernel, memory
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import bring, kernel, memory, seccomp
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import PinnedMap, bpf
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs, parse_seconds
 from cluster.objects import wait_until
@@ -270,6 +270,24 @@ def test_refusals(namespace, built, tmp_path):
     assert "not a library" in namespace.probe(libraries=[__file__], refused="symbol_missing")["msg"]
     namespace.bpffs = str(tmp_path / "bpf")
     assert "mount -t bpf" in namespace.probe(libraries=[built["push"]], refused="no_bpffs")["msg"]
+
+
+def test_a_process_under_a_seccomp_filter_goes_on(namespace, built, caller):
+    """One that denies the system call by which a probed function returns. On a kernel that would end the process the probes are refused instead."""
+    deny = """
+import os, sys
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import seccomp
+assert seccomp._deny(seccomp.URETPROBE)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+    if seccomp.ends_processes(seccomp.URETPROBE, (0,), confined=False):
+        namespace.probe(libraries=[built["push"]], refused="unsupported")
+        return
+    namespace.probe(libraries=[built["push"]])
+    wrap = ["env", f"PYTHONPATH={':'.join(sys.path)}", sys.executable, "-c", deny]
+    with caller(built["push"], wrap=wrap) as process:
+        process.ok("cuMemAlloc_v2", None, KIB)
+        assert device_bytes(namespace) == KIB
 
 
 def test_the_objects_are_what_the_source_compiles_to(tmp_path):
