@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -16,11 +15,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import elf
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import elf, files
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.entry import probe_offset
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import REQUIRED
 
-_MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ \d+ +(/(?:.*/)?libcuda\.so[^/\s]*)( \(deleted\))?$", re.MULTILINE)
+_MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ \d+ +(/(?:.*/)?libcuda\.so[^/\s]*)( \(deleted\))?$")
 # Where drivers and container runtimes put it; a copy elsewhere is found once a process has it mapped.
 _PLACES = (
     "usr/lib/*-linux-gnu/libcuda.so*",
@@ -32,7 +31,10 @@ _PLACES = (
 
 @dataclass(frozen=True)
 class Copy:
-    """One file. `path` is where it can be opened from here; `sites` are the offsets of probes by function."""
+    """One file. `path` is where it can be opened from here, below `root` or, if that is empty, wherever its links lead.
+
+    `sites` are the offsets of probes by function.
+    """
 
     path: str
     device: int
@@ -40,6 +42,7 @@ class Copy:
     build_id: str
     sites: Mapping[str, int]
     pids: tuple[int, ...] = ()
+    root: str = ""
 
     @property
     def key(self) -> str:
@@ -47,13 +50,19 @@ class Copy:
         return f"{os.major(self.device)}-{os.minor(self.device)}-{self.inode}-{self.build_id[:12] or 'none'}"
 
     @classmethod
-    def read(cls, path: str, functions: Collection[str]) -> Copy:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-                library = elf.parse(data, functions)
+    def read(cls, path: str, functions: Collection[str], root: str = "") -> Copy:
+        fd = files.open_regular(root, path[len(root) :])
+        try:
+            return cls.of(fd, path, functions, root)
+        finally:
+            os.close(fd)
+
+    @classmethod
+    def of(cls, fd: int, path: str, functions: Collection[str], root: str) -> Copy:
+        status = os.fstat(fd)
+        library = elf.parse(lambda offset, size: os.pread(fd, size, offset), functions)
         sites = {name: each.offset + probe_offset(library.machine, each.entry) for name, each in library.functions.items()}
-        return cls(path, status.st_dev, status.st_ino, library.build_id, sites)
+        return cls(path, status.st_dev, status.st_ino, library.build_id, sites, root=root)
 
     @property
     def is_driver(self) -> bool:
@@ -89,52 +98,62 @@ class Found:
             self.not_probed.append(item["not_probed"])
 
 
-def mapped(text: str) -> set[Mapped]:
-    return {Mapped(match.group(1), bool(match.group(2))) for match in _MAPPED.finditer(text)}
+def mapped(lines: Iterable[str]) -> set[Mapped]:
+    found = (_MAPPED.match(line.rstrip("\n")) for line in lines)
+    return {Mapped(match.group(1), bool(match.group(2))) for match in found if match}
 
 
 def scan(proc: Path, pids: Iterable[int], functions: Collection[str], emit: Callable[[Mapping[str, Any]], None]) -> None:
     """The host's places, each mount namespace's, and what processes have mapped. Processes that end meanwhile are passed over."""
-    seen: dict[tuple[int, int], Copy | None] = {}
+    seen: dict[tuple[int, int], Copy] = {}
     namespaces: set[str] = set()
 
-    def look(path: str, *pid: int) -> None:
+    def look(root: str, path: str, *pid: int) -> None:
+        shown = f"{root.rstrip('/')}{path}"
         try:
-            status = os.stat(path)
-            identity = (status.st_dev, status.st_ino)
-            if identity not in seen:
-                seen[identity] = None
-                seen[identity] = Copy.read(path, functions)
-        except (OSError, ValueError) as error:
-            emit({"not_probed": {"path": path, "why": str(error)}})
+            fd = files.open_regular(root, path)
+            try:
+                status = os.fstat(fd)
+                copy = seen.get((status.st_dev, status.st_ino)) or Copy.of(fd, shown, functions, root)
+            finally:
+                os.close(fd)
+        except (OSError, ValueError, MemoryError) as error:
+            emit({"not_probed": {"path": shown, "why": str(error)}})
             return
-        copy = seen[identity]
-        if copy and copy.is_driver:
+        seen[copy.device, copy.inode] = copy
+        if copy.is_driver:
             emit({"copy": asdict(replace(copy, pids=pid))})
-        elif copy:
-            emit({"not_probed": {"path": path, "why": f"exports no {' or '.join(REQUIRED)}"}})
+        else:
+            emit({"not_probed": {"path": shown, "why": f"exports no {' or '.join(REQUIRED)}"}})
 
-    for path in _standing(Path("/")):
-        look(path)
+    for path in _standing("/"):
+        look("/", path)
     for pid in pids:
         folder = proc / str(pid)
         try:
-            maps = mapped((folder / "maps").read_text(errors="replace"))
+            with open(folder / "maps", errors="replace") as lines:
+                maps = mapped(lines)
             namespace = os.readlink(folder / "ns/mnt")
         except OSError:
             continue
+        root = f"{folder}/root"
         if namespace not in namespaces:
             namespaces.add(namespace)
-            for path in _standing(folder / "root"):
-                look(path)
+            for path in _standing(root):
+                look(root, path)
         for each in sorted(maps, key=lambda one: one.path):
             if each.deleted:
                 emit({"deleted": {"path": each.path, "pid": pid}})
             else:
-                look(f"{folder}/root{each.path}", pid)
+                look(root, each.path, pid)
 
 
-def _standing(root: Path) -> Iterator[str]:
-    """Files only: an absolute link in a container would lead to the host's file."""
+def _standing(root: str) -> Iterator[str]:
+    """Not links: what they lead to is among them, or mapped by whoever uses it."""
     for place in _PLACES:
-        yield from (str(path) for path in sorted(root.glob(place)) if not path.is_symlink())
+        for path in files.matching(root, place):
+            try:
+                if not files.is_link(root, path):
+                    yield path
+            except OSError:  # gone meanwhile, or the root is
+                continue

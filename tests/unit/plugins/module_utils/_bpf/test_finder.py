@@ -19,12 +19,11 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir 
 def node(tmp_path, monkeypatch):
     """Two processes with a root of their own; what a file exports is its text."""
 
-    def read(path, functions):
-        status = os.stat(path)
-        with open(path) as file:
-            return Copy(path, status.st_dev, status.st_ino, "ab", dict.fromkeys(file.read().split(), 16))
+    def of(fd, path, functions, root):
+        status = os.fstat(fd)
+        return Copy(path, status.st_dev, status.st_ino, "ab", dict.fromkeys(os.pread(fd, 4096, 0).decode().split(), 16), root=root)
 
-    monkeypatch.setattr(Copy, "read", read)
+    monkeypatch.setattr(Copy, "of", of)
     monkeypatch.setattr(libraries, "_PLACES", ("lib/libcuda.so*",))
 
     def process(pid, mapped, files, namespace):
@@ -62,6 +61,37 @@ def test_a_mapped_file_that_cannot_be_read_is_told(node):
     proc, process = node
     process(5, ["/lib/libcuda.so.9"], {}, 1)
     assert [each["path"] for each in found_in(proc, [5]).not_probed] == [f"{proc}/5/root/lib/libcuda.so.9"]
+
+
+def test_whatever_a_container_puts_in_the_place_is_told_and_the_rest_found(node, tmp_path):
+    """A pipe would block whoever opens it, a device may act, and a link out of the root leads to a file of the host."""
+    proc, process = node
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "libcuda.so.1").write_text(" ".join(REQUIRED))
+    good = process(5, ["/lib/libcuda.so.1"], {"libcuda.so.1": " ".join(REQUIRED)}, 1)
+    pipe = process(6, ["/lib/libcuda.so.1"], {}, 2) / "root/lib/libcuda.so.1"
+    os.mkfifo(pipe)
+    link = process(7, ["/lib/libcuda.so.1"], {}, 3) / "root/lib/libcuda.so.1"
+    link.symlink_to(outside / "libcuda.so.1")
+    folder = process(8, ["/lib/libcuda.so.1"], {}, 4) / "root/lib"
+    folder.rmdir()
+    folder.symlink_to(outside)
+    found = found_in(proc, [5, 6, 7, 8])
+    assert [copy.path for copy in found.copies] == [f"{good}/root/lib/libcuda.so.1"]
+    assert {each["path"]: each["why"].split("]")[1] for each in found.not_probed} == {
+        str(pipe): " not a regular file: '/lib/libcuda.so.1'",
+        str(link): " not a regular file: '/lib/libcuda.so.1'",
+        f"{folder}/libcuda.so.1": " No such file or directory: '/lib/libcuda.so.1'",
+    }
+
+
+def test_a_folder_in_a_container_is_searched_in_its_own_root(node):
+    proc, process = node
+    root = process(5, [], {"libcuda.so.1": " ".join(REQUIRED)}, 1) / "root"
+    (root / "lib").rename(root / "elsewhere")
+    (root / "lib").symlink_to("/elsewhere")
+    assert [copy.path for copy in found_in(proc, [5]).copies] == [f"{root}/lib/libcuda.so.1"]
 
 
 def test_the_search_is_done_by_a_child(node):

@@ -23,7 +23,7 @@ COPY = Copy("/usr/lib/libcuda.so.1", 0xFE00, 42, "ab" * 20, {"cuMemAlloc_v2": 40
     ],
 )
 def test_what_is_mapped(line, found):
-    assert mapped(f"{line}\n") == ({found} if found else set())
+    assert mapped([f"{line}\n"]) == ({found} if found else set())
 
 
 def test_a_file_overwritten_in_place_is_another_copy():
