@@ -122,14 +122,14 @@ deleted:
   type: list
   elements: dict
 not_probed:
-  description: Files that look like a copy and got no probes, and why.
+  description: Files that look like a copy and got no probes, and why. One of a container that cannot be read or attached to is no failure.
   returned: success
   type: list
   elements: dict
 error_kind:
   description:
     - Why nothing, or not everything, was done; V(unsupported), V(no_bpffs), V(not_permitted), V(symbol_missing), V(missing_library),
-      V(other_layout), V(search_failed), V(probe_error).
+      V(copy_changed), V(other_layout), V(search_failed), V(probe_error).
   returned: failure
   type: str
 """

@@ -34,10 +34,11 @@ def bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
         if any(probe.cookies for probe in probes):
             seccomp.require_returns(platform.release())
             found = _found(params)
-    results = []
+    results: list[dict[str, Any]] = []
+    refused: dict[str, str] = {}
     for probe in probes:
         links = wanted(probe, found.copies, multi=multi, driver_tracepoint=driver)
-        results.append(_bring_one(probe, links, params, multi=multi, check_mode=check_mode))
+        results.append(_bring_one(probe, links, params, refused, multi=multi, check_mode=check_mode))
     shown = {name: {probe.name: result[name] for probe, result in zip(probes, results)} for name in ("before", "after")}
     return {
         "changed": any(result["changed"] for result in results),
@@ -47,9 +48,13 @@ def bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
         "copies": [
             {"path": copy.path, "inode": copy.inode, "build_id": copy.build_id, "functions": len(copy.sites), "pids": list(copy.pids)}
             for copy in found.copies
+            if copy.key not in refused
         ],
         "deleted": found.deleted,
-        "not_probed": found.not_probed,
+        "not_probed": [
+            *found.not_probed,
+            *({"path": copy.path, "why": refused[copy.key]} for copy in found.copies if copy.key in refused),
+        ],
     }
 
 
@@ -59,13 +64,18 @@ def _found(params: Mapping[str, Any]) -> Found:
     return find(ProcFs(params["proc_root"]), StateDir(params["state_dir"]), params["timeout_seconds"])
 
 
-def _bring_one(probe: Probe, links: Mapping[str, Link], params: Mapping[str, Any], *, multi: bool, check_mode: bool) -> dict[str, Any]:
+def _bring_one(
+    probe: Probe, links: Mapping[str, Link], params: Mapping[str, Any], refused: dict[str, str], *, multi: bool, check_mode: bool
+) -> dict[str, Any]:
+    """Adds to `refused` the copies, by key, that could not be attached to."""
     state, entries = params["state"], {"records": params["max_allocations"]}
 
     def run(want: Mapping[str, Link], *, keep: bool) -> Outcome[State]:
         task = ProbeTask(probe, params["bpffs_dir"], want, keep_maps=keep, multi=multi, entries=entries)
         try:
-            return converge(task.read, task.plan, task.predict, task.apply, check_mode=check_mode)
+            outcome = converge(task.read, task.plan, task.predict, task.apply, check_mode=check_mode)
+            refused.update(task.refused)
+            return Outcome(outcome.before, outcome.after, [step for step in outcome.steps if not task.is_refused(step.target)])
         finally:
             task.close()
 

@@ -107,7 +107,7 @@ def attach_multi(program: int, path: str, sites: Mapping[str, int], cookies: Map
     offsets, values = _array([sites[each] for each in names]), _array([cookies[each] for each in names])
     buffers = (ctypes.addressof(name), ctypes.addressof(offsets), 0, ctypes.addressof(values))
     attributes = struct.pack("=IIII4QIII", program, 0, UPROBE_MULTI, 0, *buffers, len(names), _RETPROBE if returns else 0, 0)
-    return _command(_LINK_CREATE, attributes, f"attach to {path}")
+    return _command(_LINK_CREATE, attributes, "attach to the functions of a library")
 
 
 def attach_raw_tracepoint(program: int, name: str) -> int:

@@ -17,6 +17,7 @@ from typing import Any, Callable
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import elf, files
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.entry import probe_offset
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import CopyChanged
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import REQUIRED
 
 _MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ \d+ +(/(?:.*/)?libcuda\.so[^/\s]*)( \(deleted\))?$")
@@ -63,6 +64,28 @@ class Copy:
         library = elf.parse(lambda offset, size: os.pread(fd, size, offset), functions)
         sites = {name: each.offset + probe_offset(library.machine, each.entry) for name, each in library.functions.items()}
         return cls(path, status.st_dev, status.st_ino, library.build_id, sites, root=root)
+
+    def open_again(self, functions: Collection[str]) -> int:
+        """A descriptor of this very file: the path may lead to another one by now, and the file may have been written to."""
+        try:
+            fd = files.open_regular(self.root, self.path[len(self.root) :])
+        except OSError as error:
+            raise CopyChanged(f"{self.path} cannot be opened any more: {error}", path=self.path) from error
+        try:
+            if replace(Copy.of(fd, self.path, functions, self.root), pids=self.pids) != self:
+                raise CopyChanged(f"{self.path} is not the file that was found there", path=self.path)
+        except (OSError, ValueError) as error:
+            os.close(fd)
+            raise CopyChanged(f"{self.path} cannot be read any more: {error}", path=self.path) from error
+        except CopyChanged:
+            os.close(fd)
+            raise
+        return fd
+
+    @property
+    def in_container(self) -> bool:
+        """Or in another root than the host's: what is wrong with it is not the node's fault."""
+        return self.root not in ("", "/")
 
     @property
     def is_driver(self) -> bool:

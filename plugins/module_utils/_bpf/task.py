@@ -18,6 +18,7 @@ from typing import Any
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import ProbeError
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libbpf import LoadedObject
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Copy
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import ENTER, LEAVE, Link, Probe
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Step
 
@@ -47,7 +48,9 @@ class ProbeTask:
         self._top = Path(bpffs_dir)
         self._links, self._maps = self._top / probe.name / "links", self._top / probe.name / "maps"
         self._loaded: LoadedObject | None = None
+        self._files: dict[str, int] = {}
         self._ending: list[int] = []
+        self.refused: dict[str, str] = {}  # copies in containers that could not be attached to, by key, and why
 
     def read(self) -> State:
         kernel.wait_until_gone(self._ending)
@@ -55,8 +58,9 @@ class ProbeTask:
 
     def plan(self, state: State) -> list[Step]:
         """New links before the old ones go: an allocation that both see is counted once, one that neither sees never."""
-        steps = [Step(_ATTACH, name, None, link.target) for name, link in self._want.items() if name not in state.links]
-        gone = sorted((name for name in state.links if name not in self._want), key=lambda name: f"_{ENTER}" not in name)
+        want = {name: link for name, link in self._want.items() if not self.is_refused(name)}
+        steps = [Step(_ATTACH, name, None, link.target) for name, link in want.items() if name not in state.links]
+        gone = sorted((name for name in state.links if name not in want), key=lambda name: f"_{ENTER}" not in name)
         steps += [Step(_DETACH, name, "attached", None) for name in gone]
         if not self._keep_maps and state.folder:
             steps.append(Step(_FORGET, str(self._links.parent), list(state.maps), None))
@@ -70,35 +74,67 @@ class ProbeTask:
 
     def apply(self, step: Step) -> None:
         if step.action == _ATTACH:
-            self._attach(self._want[step.target])
+            self._try_attach(self._want[step.target])
         elif step.action == _DETACH:
-            pin = self._links / step.target
-            self._ending.append(kernel.link_ids(str(pin))[0])
-            pin.unlink()
+            self._detach(step.target)
         else:
             self._forget()
 
+    def is_refused(self, name: str) -> bool:
+        link = self._want.get(name)
+        return link is not None and link.copy is not None and link.copy.key in self.refused
+
     def close(self) -> None:
+        for fd in self._files.values():
+            os.close(fd)
         if self._loaded:
             self._loaded.close()
 
-    def _attach(self, link: Link) -> None:
-        loaded, pin = self._load(), str(self._links / link.name)
+    def _try_attach(self, link: Link) -> None:
+        """Whoever has a container can make up a copy that cannot be attached to; the node's other copies get their probes nevertheless."""
+        if self.is_refused(link.name):
+            return
+        loaded = self._load()
+        try:
+            self._attach(loaded, link)
+        except ProbeError as error:
+            if not link.copy:
+                raise
+            error.details.setdefault("path", link.copy.path)
+            if not link.copy.in_container:
+                raise
+            self.refused[link.copy.key] = str(error)
+            for name in _names(self._links):
+                if self.is_refused(name):
+                    self._detach(name)
+
+    def _detach(self, name: str) -> None:
+        pin = self._links / name
+        self._ending.append(kernel.link_ids(str(pin))[0])
+        pin.unlink()
+
+    def _attach(self, loaded: LoadedObject, link: Link) -> None:
+        pin = str(self._links / link.name)
         if link.tracepoint:
             fd = kernel.attach_raw_tracepoint(loaded.program_fd(link.program), link.tracepoint)
-        elif link.copy and self._multi:
-            sites = {name: link.copy.sites[name] for name in link.functions}
-            fd = kernel.attach_multi(
-                loaded.program_fd(link.program), link.copy.path, sites, self._probe.cookies, returns=link.program == LEAVE
-            )
         elif link.copy:
-            (name,) = link.functions
-            site, cookie = link.copy.sites[name], self._probe.cookies[name]
-            return loaded.attach_function(link.program, link.copy.path, site, cookie, returns=link.program == LEAVE, pin=pin)
+            path, returns = self._open(link.copy), link.program == LEAVE
+            if not self._multi:
+                (name,) = link.functions
+                site, cookie = link.copy.sites[name], self._probe.cookies[name]
+                return loaded.attach_function(link.program, path, site, cookie, returns=returns, pin=pin)
+            sites = {name: link.copy.sites[name] for name in link.functions}
+            fd = kernel.attach_multi(loaded.program_fd(link.program), path, sites, self._probe.cookies, returns=returns)
         try:
             kernel.pin(fd, pin)
         finally:
             os.close(fd)
+
+    def _open(self, copy: Copy) -> str:
+        """A path to the very file that was looked at, for as long as this task lasts."""
+        if copy.key not in self._files:
+            self._files[copy.key] = copy.open_again(self._probe.cookies)
+        return f"/proc/self/fd/{self._files[copy.key]}"
 
     def _load(self) -> LoadedObject:
         """Loaded once, with the first link: a probe without links has no maps either."""

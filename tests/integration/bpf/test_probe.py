@@ -19,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import bring, kernel, memory, seccomp
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import bring, kernel, libraries, memory, seccomp
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import COOKIES
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import PinnedMap, bpf
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs, parse_seconds
 from cluster.objects import wait_until
@@ -174,6 +175,26 @@ def test_copies_are_found_in_other_namespaces_and_gone_ones_are_told(namespace, 
         assert [copy["pids"] for copy in result["copies"] if copy["path"].endswith(str(private))] == [[inside.pid]]
         inside.ok("cuMemAlloc_v2", None, KIB)
         assert [(each.tgid, each.usage.held_bytes["device"]) for each in memory.accounts(namespace.maps)] == [(inside.pid, KIB)]
+
+
+def test_a_copy_that_the_kernel_refuses_is_told_and_the_others_are_probed(namespace, built, caller, tmp_path):
+    """An instruction that no processor has, where a function begins. The process that has it mapped is in another root than the host's."""
+    good, bad = tmp_path / "good/libcuda.so.1", tmp_path / "bad/libcuda.so.1"
+    for path in (good, bad):
+        path.parent.mkdir()
+        shutil.copy(built["push"], path)
+    site = libraries.Copy.read(str(bad), COOKIES).sites["cuMemAlloc_v2"]
+    with open(bad, "r+b") as file:
+        file.seek(site)
+        file.write(b"\x06" * 8)
+    with caller(good) as process, caller(bad) as other:
+        result = namespace.probe()
+        (why,) = [each["why"] for each in result["not_probed"] if each["path"].endswith(str(bad))]
+        assert "cannot attach to the functions" in why
+        assert not [copy for copy in result["copies"] if other.pid in copy["pids"]]
+        process.ok("cuMemAlloc_v2", None, KIB)
+        assert device_bytes(namespace) == KIB
+        assert not namespace.probe()["changed"]
 
 
 def test_a_process_in_a_pid_namespace_is_known_by_both_its_numbers(namespace, built, caller):

@@ -102,6 +102,13 @@ def test_the_search_is_done_by_a_child(node):
     ]
 
 
+def test_the_search_has_only_so_much_memory(node, monkeypatch):
+    proc, _process = node
+    monkeypatch.setattr(finder, "scan", lambda *_given: bytearray(1 << 30))
+    with pytest.raises(finder.SearchFailed, match="MemoryError"):
+        finder.find(ProcFs(str(proc)), StateDir(str(proc / "state")), 20)
+
+
 def test_a_search_that_does_not_end_is_no_answer(node, monkeypatch):
     """Links of copies that were not found would be taken away."""
     proc, _process = node

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import task as task_module
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import CopyChanged, ProbeError
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Copy
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES, wanted
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.task import ProbeTask, State
@@ -57,9 +59,11 @@ class FakeObject:
         pass
 
 
-@pytest.mark.parametrize("multi", [True, False])
-def test_it_converges_and_leaves_nothing(tmp_path, monkeypatch, multi):
+@pytest.fixture
+def files_as_pins(monkeypatch):
+    """A kernel whose links are files. What is told to it of ended links is in the list."""
     monkeypatch.setattr(task_module, "LoadedObject", FakeObject)
+    monkeypatch.setattr(Copy, "open_again", lambda _copy, _functions: os.open(os.devnull, os.O_RDONLY))
     ended = []
     for name, fake in {
         "attach_raw_tracepoint": lambda program, _name: program,
@@ -69,19 +73,52 @@ def test_it_converges_and_leaves_nothing(tmp_path, monkeypatch, multi):
         "wait_until_gone": ended.append,
     }.items():
         monkeypatch.setattr(kernel, name, fake)
+    return ended
+
+
+def run(one):
+    try:
+        return converge(one.read, one.plan, one.predict, one.apply, check_mode=False)
+    finally:
+        one.close()
+
+
+@pytest.mark.parametrize("multi", [True, False])
+def test_it_converges_and_leaves_nothing(tmp_path, files_as_pins, multi):
     top, links = tmp_path / "gpuops", wanted(PROBE, [COPY], multi=multi, driver_tracepoint=False)
 
     def bring(want, *, keep_maps):
-        one = ProbeTask(PROBE, str(top), want, keep_maps=keep_maps, multi=multi, entries={})
-        outcome = converge(one.read, one.plan, one.predict, one.apply, check_mode=False)
-        one.close()
-        return outcome
+        return run(ProbeTask(PROBE, str(top), want, keep_maps=keep_maps, multi=multi, entries={}))
 
     assert bring(links, keep_maps=True).after == State(tuple(sorted(links)), PROBE.maps, folder=True)
     assert [stat.S_IMODE((top / "cuda_mem/maps" / name).stat().st_mode) for name in PROBE.maps] == [0o644] * len(PROBE.maps)
     assert bring({}, keep_maps=False).after == NOTHING
     assert not top.exists()
-    assert len(ended[-1]) == len(links), "it waits for the end of each link"
+    assert len(files_as_pins[-1]) == len(links), "it waits for the end of each link"
+
+
+@pytest.mark.parametrize("refusal", [ProbeError, CopyChanged])
+@pytest.mark.parametrize("root", ["/proc/5/root", "/", ""])
+def test_a_copy_in_a_container_that_cannot_be_attached_to_is_told_and_the_rest_is_done(tmp_path, files_as_pins, monkeypatch, refusal, root):
+    """One of the host's, or one that was named, is an error. Half of the bad one's links were there already."""
+    bad = replace(COPY, path=f"{root}/libcuda.so.1", root=root, inode=66)
+
+    def attach(program, _path, sites, _cookies, *, returns):
+        if not returns and sites["cuMemAlloc_v2"] == 1:
+            raise refusal("no")
+        return program
+
+    bad = replace(bad, sites={**bad.sites, "cuMemAlloc_v2": 1})
+    monkeypatch.setattr(kernel, "attach_multi", attach)
+    links = wanted(PROBE, [bad, COPY], multi=True, driver_tracepoint=False)
+    one = ProbeTask(PROBE, str(tmp_path / "gpuops"), links, keep_maps=True, multi=True, entries={})
+    if root != "/proc/5/root":
+        with pytest.raises(refusal) as raised:
+            run(one)
+        assert raised.value.details == {"path": bad.path}
+        return
+    assert run(one).after.links == tuple(sorted(name for name, link in links.items() if link.copy is not bad))
+    assert one.refused == {bad.key: "no"}
 
 
 def test_absent_takes_maps_and_what_a_killed_loader_left():
