@@ -15,7 +15,10 @@ description:
   - V(gpu_xid) counts the driver's errors, from the kernel log and from the driver's tracepoint where it has one.
   - Every copy of libcuda on the node gets its probes, the host's and those in containers. A copy that comes later is found when the module runs again.
   - An upgrade of the programs attaches the new ones before it removes the old ones, over the same maps. Nothing is missed and nothing is counted twice.
-  - Nothing survives a reboot. Overwriting a library in place under a probe crashes whoever uses it, so remove the probes before a driver is upgraded.
+  - Nothing survives a reboot. Overwriting a library in place under a probe crashes whoever uses it, so stop what runs this module by a timer, and
+    remove the probes, before a driver is upgraded.
+  - Runs on one node wait for each other, as long as O(timeout_seconds) says. Where links and pinned maps do not belong together, as after an
+    interrupted run, everything is attached anew and counts from zero.
     A link to the driver's tracepoint also keeps its module loaded.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
@@ -73,13 +76,13 @@ options:
     type: int
     default: 262144
   timeout_seconds:
-    description: How long the search for copies of libcuda may take.
+    description: How long the search for copies of libcuda may take, and how long is waited for another run.
     type: float
     default: 30
 requirements:
   - Linux 5.15 or later on x86_64, with BTF
   - libbpf 1.0 or later (C(libbpf.so.1))
-  - CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN, which kernels without uprobe_multi need in any case
+  - CAP_SYS_ADMIN
 seealso:
   - module: gpuops.remediation.ebpf_probe_info
 """
@@ -129,7 +132,7 @@ not_probed:
 error_kind:
   description:
     - Why nothing, or not everything, was done; V(unsupported), V(no_bpffs), V(not_permitted), V(symbol_missing), V(missing_library),
-      V(copy_changed), V(other_layout), V(search_failed), V(probe_error).
+      V(copy_changed), V(other_layout), V(search_failed), V(not_alone), V(state_dir), V(probe_error).
   returned: failure
   type: str
 """

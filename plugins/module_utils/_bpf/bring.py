@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,8 +24,15 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._converge impor
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir
 
+_LOCK = "ebpf_probe.lock"
+
 
 def bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
+    with contextlib.nullcontext() if check_mode else StateDir(params["state_dir"]).alone(_LOCK, params["timeout_seconds"]):
+        return _bring(params, check_mode)
+
+
+def _bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
     probes = [PROBES[name] for name in params["probes"]]
     found, multi, driver = Found(), False, False
     if params["state"] != "absent":

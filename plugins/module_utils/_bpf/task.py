@@ -28,11 +28,15 @@ _READABLE, _FOLDER = 0o644, 0o755  # an exporter without privileges reads the ma
 
 @dataclass(frozen=True)
 class State:
-    """What is pinned: links and maps by name. A loader that was killed may have left folders without either."""
+    """What is pinned: links and maps by name. A loader that was killed may have left folders without either.
+
+    `astray`: a link counts into maps that are not pinned, so that nobody reads all of it.
+    """
 
     links: tuple[str, ...]
     maps: tuple[str, ...]
     folder: bool
+    astray: bool = False
 
     def show(self) -> dict[str, Any]:
         return {"links": list(self.links), "maps": list(self.maps)}
@@ -47,6 +51,7 @@ class ProbeTask:
         self._probe, self._want, self._keep_maps, self._multi, self._entries = probe, want, keep_maps, multi, entries
         self._top = Path(bpffs_dir)
         self._links, self._maps = self._top / probe.name / "links", self._top / probe.name / "maps"
+        self._forgotten = self._top / probe.name / "forgotten"
         self._loaded: LoadedObject | None = None
         self._files: dict[str, int] = {}
         self._ending: list[int] = []
@@ -54,22 +59,28 @@ class ProbeTask:
 
     def read(self) -> State:
         kernel.wait_until_gone(self._ending)
-        return State(_names(self._links), _names(self._maps), self._links.parent.exists())
+        links, maps = _names(self._links), _names(self._maps)
+        return State(links, maps, self._links.parent.exists(), self._is_astray(links, maps))
 
     def plan(self, state: State) -> list[Step]:
-        """New links before the old ones go: an allocation that both see is counted once, one that neither sees never."""
+        """New links before the old ones go: an allocation that both see is counted once, one that neither sees never.
+
+        Where links do not share the pinned maps nothing can be kept.
+        """
         want = {name: link for name, link in self._want.items() if not self.is_refused(name)}
-        steps = [Step(_ATTACH, name, None, link.target) for name, link in want.items() if name not in state.links]
-        gone = sorted((name for name in state.links if name not in want), key=lambda name: f"_{ENTER}" not in name)
-        steps += [Step(_DETACH, name, "attached", None) for name in gone]
-        if not self._keep_maps and state.folder:
-            steps.append(Step(_FORGET, str(self._links.parent), list(state.maps), None))
-        return steps
+        attach = [Step(_ATTACH, name, None, link.target) for name, link in want.items() if state.astray or name not in state.links]
+        gone = sorted((name for name in state.links if state.astray or name not in want), key=lambda name: f"_{ENTER}" not in name)
+        detach = [Step(_DETACH, name, "attached", None) for name in gone]
+        forget = [Step(_FORGET, str(self._links.parent), list(state.maps), None)]
+        if state.astray:
+            return detach + forget + attach
+        return attach + detach + (forget if not self._keep_maps and state.folder else [])
 
     def predict(self, state: State, steps: Sequence[Step]) -> State:
-        links = {*state.links, *(step.target for step in steps if step.action == _ATTACH)}
-        links -= {step.target for step in steps if step.action == _DETACH}
-        maps = self._probe.maps if links else state.maps if self._keep_maps else ()
+        links = set(state.links) - {step.target for step in steps if step.action == _DETACH}
+        links |= {step.target for step in steps if step.action == _ATTACH}
+        forgets = any(step.action == _FORGET for step in steps)
+        maps = self._probe.maps if links else () if forgets else state.maps
         return State(tuple(sorted(links)), tuple(sorted(maps)), folder=bool(links or maps))
 
     def apply(self, step: Step) -> None:
@@ -79,6 +90,11 @@ class ProbeTask:
             self._detach(step.target)
         else:
             self._forget()
+
+    def _is_astray(self, links: Sequence[str], maps: Sequence[str]) -> bool:
+        pinned = {kernel.map_id(str(self._maps / name)) for name in maps}
+        programs = {kernel.link_ids(str(self._links / name))[1] for name in links}
+        return not all(kernel.program_maps(program) <= pinned for program in programs)
 
     def is_refused(self, name: str) -> bool:
         link = self._want.get(name)
@@ -139,6 +155,7 @@ class ProbeTask:
     def _load(self) -> LoadedObject:
         """Loaded once, with the first link: a probe without links has no maps either."""
         if not self._loaded:
+            self._unpin_forgotten()
             for folder in (self._top, self._top / self._probe.name, self._links, self._maps):
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(_FOLDER)
@@ -149,14 +166,23 @@ class ProbeTask:
         return self._loaded
 
     def _forget(self) -> None:
-        for name in _names(self._maps):
-            (self._maps / name).unlink()
-        for folder in (self._links, self._maps, self._top / self._probe.name, self._top):
+        """The maps go from sight at once: over some of them alone a later loader would count wrongly."""
+        self._unpin_forgotten()
+        if self._maps.exists():
+            self._maps.rename(self._forgotten)
+            self._unpin_forgotten()
+        for folder in (self._links, self._links.parent, self._top):
             try:
                 folder.rmdir()
             except OSError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                     raise ProbeError(f"cannot remove {folder}: {error}") from error
+
+    def _unpin_forgotten(self) -> None:
+        for name in _names(self._forgotten):
+            (self._forgotten / name).unlink()
+        if self._forgotten.exists():
+            self._forgotten.rmdir()
 
 
 def _names(folder: Path) -> tuple[str, ...]:

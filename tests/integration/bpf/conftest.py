@@ -61,8 +61,10 @@ class Namespace:
         assert result.get("error_kind") == refused, result
         return result
 
-    def info(self):
-        return run_module(ebpf_probe_info.main, bpffs_dir=self.bpffs, probes=["cuda_mem"])["cuda_mem"]
+    def info(self, refused=None):
+        result = run_module(ebpf_probe_info.main, bpffs_dir=self.bpffs, probes=["cuda_mem"])
+        assert result.get("error_kind") == refused, result
+        return result if refused else result["cuda_mem"]
 
 
 @pytest.fixture

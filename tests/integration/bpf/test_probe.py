@@ -131,6 +131,23 @@ def test_a_loader_that_is_killed_midway_is_made_good(namespace, built, caller, m
         assert not Path(namespace.bpffs).exists()
 
 
+@pytest.mark.parametrize("lost", ["all", "one"])
+def test_links_whose_maps_are_not_the_pinned_ones_are_attached_anew(namespace, built, caller, lost):
+    """As two loaders at once, or one that was interrupted, could leave them."""
+    namespace.probe(libraries=[built["push"]])
+    for pin in list(namespace.maps.iterdir()) if lost == "all" else [namespace.maps / "accounts"]:
+        pin.unlink()
+    assert namespace.info(refused="probe_error")["msg"]
+    promised = namespace.probe(libraries=[built["push"]], check_mode=True)
+    made = namespace.probe(libraries=[built["push"]])
+    assert [step["action"] for step in made["actions"]] == ["detach"] * 4 + ["forget"] + ["attach"] * 4
+    assert made["after"] == promised["after"] and made["actions"] == promised["actions"]
+    with caller(built["push"]) as process:
+        process.ok("cuMemAlloc_v2", None, KIB)
+        assert device_bytes(namespace) == KIB
+    assert not namespace.probe(libraries=[built["push"]])["changed"]
+
+
 def test_maps_of_another_size_are_refused_and_left(namespace, built):
     namespace.probe(libraries=[built["push"]])
     namespace.probe(libraries=[])

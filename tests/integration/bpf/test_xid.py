@@ -60,6 +60,10 @@ def test_lines_within_a_second_are_one_error(maps, pci):
     wait_until(lambda: told(maps, pci) == {13: (2, 4, 0), 31: (1, 1, 0)}, "the later one counted")
 
 
+def test_a_second_run_changes_nothing(maps, namespace):
+    assert not namespace.probe(probes=["gpu_xid"])["changed"]
+
+
 def test_every_form_of_the_line(maps, pci):
     say(f"NVRM: Xid (PCI:{pci} GPU-I:02 GPU-CI:00): 43, pid=1, name=a, Ch 1")
     say(f"NVRM: Xid (PCI:{pci} GPU-I:02): 154, GPU recovery action changed")

@@ -9,6 +9,7 @@ import struct
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel, maps
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import ProbeError
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.info import describe
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import COUNTERS
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.sweep import sweep
@@ -67,6 +68,14 @@ def test_a_process_is_the_sum_of_its_accounts(pinned):
     assert told["counters"]["calls"] == 2 and "next_serial" not in told["counters"]
     assert [(each["operation"], each["result"], each["count"]) for each in told["failures"]] == [("allocate", 2, 7)]
     assert [(link["id"], link["runs"], link["run_time_ns"]) for link in told["links"]] == [(3, 3, 900)]
+
+
+def test_links_without_their_maps_are_an_error_in_words(pinned):
+    """Another run takes them away meanwhile, or one was interrupted."""
+    folder, _fake, pin = pinned
+    pin("gpu_xid", {})
+    with pytest.raises(ProbeError, match=r"gpu_xid/maps/.* is missing"):
+        describe(str(folder), "gpu_xid", ProcFs("/proc"))
 
 
 def test_an_event_that_is_being_written_is_left_out(pinned):

@@ -37,6 +37,14 @@ def test_new_links_come_before_old_ones_go():
     assert one.predict(State(OLD, PROBE.maps, folder=True), steps) == State(tuple(sorted(LINKS)), PROBE.maps, folder=True)
 
 
+def test_links_that_count_into_other_maps_begin_anew():
+    """They cannot be kept, not even under the names that are wanted."""
+    one, state = task(LINKS), State(tuple(sorted(LINKS)), PROBE.maps, folder=True, astray=True)
+    steps = one.plan(state)
+    assert [step.action for step in steps] == ["detach"] * len(LINKS) + ["forget"] + ["attach"] * len(LINKS)
+    assert one.predict(state, steps) == replace(state, astray=False)
+
+
 def test_nothing_is_done_where_all_is_as_wanted():
     assert task(LINKS).plan(State(tuple(sorted(LINKS)), PROBE.maps, folder=True)) == []
     assert task({}, keep_maps=False).plan(NOTHING) == []
@@ -70,6 +78,8 @@ def files_as_pins(monkeypatch):
         "attach_multi": lambda program, *_given, returns: program,
         "pin": lambda _fd, path: Path(path).touch(),
         "link_ids": lambda path: (len(path), 0),
+        "map_id": lambda _path: 1,
+        "program_maps": lambda _program: {1},
         "wait_until_gone": ended.append,
     }.items():
         monkeypatch.setattr(kernel, name, fake)
@@ -95,6 +105,16 @@ def test_it_converges_and_leaves_nothing(tmp_path, files_as_pins, multi):
     assert bring({}, keep_maps=False).after == NOTHING
     assert not top.exists()
     assert len(files_as_pins[-1]) == len(links), "it waits for the end of each link"
+
+
+def test_what_an_interrupted_forgetting_left_goes_with_the_next_run(tmp_path, files_as_pins):
+    """Its maps are out of sight, so that none of them is taken over."""
+    left = tmp_path / "gpuops/cuda_mem/forgotten"
+    for want, keep_maps in ((LINKS, True), ({}, False)):
+        left.mkdir(parents=True)
+        (left / "counters").touch()
+        run(ProbeTask(PROBE, str(tmp_path / "gpuops"), want, keep_maps=keep_maps, multi=True, entries={}))
+        assert not left.exists()
 
 
 @pytest.mark.parametrize("refusal", [ProbeError, CopyChanged])
