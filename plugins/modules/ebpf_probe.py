@@ -17,6 +17,8 @@ description:
   - An upgrade of the programs attaches the new ones before it removes the old ones, over the same maps. Nothing is missed and nothing is counted twice.
   - Nothing survives a reboot. Overwriting a library in place under a probe crashes whoever uses it, so stop what runs this module by a timer, and
     remove the probes, before a driver is upgraded.
+  - Attaching and detaching at functions wait for every process that uses the library. Where one hangs with its memory map locked, the module refuses
+    (V(hung_process)), since all forks on the node would wait too.
   - Runs on one node wait for each other, as long as O(timeout_seconds) says. Where links and pinned maps do not belong together, as after an
     interrupted run, everything is attached anew and counts from zero.
     A link to the driver's tracepoint also keeps its module loaded.
@@ -76,7 +78,7 @@ options:
     type: int
     default: 262144
   timeout_seconds:
-    description: How long the search for copies of libcuda may take, and how long is waited for another run.
+    description: How long the search for copies of libcuda may take, the look for processes that hang, and the wait for another run, each.
     type: float
     default: 30
 requirements:
@@ -132,7 +134,7 @@ not_probed:
 error_kind:
   description:
     - Why nothing, or not everything, was done; V(unsupported), V(no_bpffs), V(not_permitted), V(symbol_missing), V(missing_library),
-      V(copy_changed), V(other_layout), V(search_failed), V(not_alone), V(state_dir), V(probe_error).
+      V(copy_changed), V(other_layout), V(search_failed), V(hung_process), V(not_alone), V(state_dir), V(probe_error).
   returned: failure
   type: str
 """

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel, seccomp
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import hang, kernel, seccomp
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.finder import find, named
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Found
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import DRIVER_TRACEPOINT, PROBES, Link, Probe, wanted
@@ -78,8 +78,11 @@ def _bring_one(
     """Adds to `refused` the copies, by key, that could not be attached to."""
     state, entries = params["state"], {"records": params["max_allocations"]}
 
+    def check() -> None:
+        hang.require_none(ProcFs(params["proc_root"]), StateDir(params["state_dir"]), params["timeout_seconds"])
+
     def run(want: Mapping[str, Link], *, keep: bool) -> Outcome[State]:
-        task = ProbeTask(probe, params["bpffs_dir"], want, keep_maps=keep, multi=multi, entries=entries)
+        task = ProbeTask(probe, params["bpffs_dir"], want, keep_maps=keep, multi=multi, entries=entries, check=check)
         try:
             outcome = converge(task.read, task.plan, task.predict, task.apply, check_mode=check_mode)
             refused.update(task.refused)

@@ -41,7 +41,9 @@ def find(proc: ProcFs, state: StateDir, timeout_seconds: float) -> Found:
     for item in answer.items:
         found.add(item)
     if answer.why:
-        raise SearchFailed(f"cannot look for copies of libcuda: {answer.why}", copies=[copy.path for copy in found.copies])
+        at = [item["reading"] for item in answer.items if "reading" in item]
+        where = f"at pid {at[-1]}" if at else "on the host"
+        raise SearchFailed(f"cannot look for copies of libcuda, {where}: {answer.why}", copies=[copy.path for copy in found.copies])
     return found
 
 

@@ -153,6 +153,7 @@ def scan(proc: Path, pids: Iterable[int], functions: Collection[str], emit: Call
         look("/", path)
     for pid in pids:
         folder = proc / str(pid)
+        emit({"reading": pid})
         try:
             with open(folder / "maps", errors="replace") as lines:
                 maps = mapped(lines)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import ProbeError
@@ -43,14 +43,26 @@ class State:
 
 
 class ProbeTask:
-    """`want` are the links by name, in the order of attaching; with `keep_maps` false the counts go too."""
+    """`want` are the links by name, in the order of attaching; with `keep_maps` false the counts go too.
+
+    `check` is called before anything is done to a probe that sits on functions, and raises if it cannot be.
+    """
 
     def __init__(
-        self, probe: Probe, bpffs_dir: str, want: Mapping[str, Link], *, keep_maps: bool, multi: bool, entries: Mapping[str, int]
+        self,
+        probe: Probe,
+        bpffs_dir: str,
+        want: Mapping[str, Link],
+        *,
+        keep_maps: bool,
+        multi: bool,
+        entries: Mapping[str, int],
+        check: Callable[[], None],
     ) -> None:
         self._probe, self._want, self._keep_maps, self._multi, self._entries = probe, want, keep_maps, multi, entries
         self._top = Path(bpffs_dir)
         self._links, self._maps = self._top / probe.name / "links", self._top / probe.name / "maps"
+        self._check: Callable[[], None] | None = check if probe.cookies else None
         self._forgotten = self._top / probe.name / "forgotten"
         self._loaded: LoadedObject | None = None
         self._files: dict[str, int] = {}
@@ -84,6 +96,9 @@ class ProbeTask:
         return State(tuple(sorted(links)), tuple(sorted(maps)), folder=bool(links or maps))
 
     def apply(self, step: Step) -> None:
+        if self._check:
+            self._check()
+            self._check = None
         if step.action == _ATTACH:
             self._try_attach(self._want[step.target])
         elif step.action == _DETACH:

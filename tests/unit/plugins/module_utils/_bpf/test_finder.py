@@ -113,8 +113,17 @@ def test_a_search_that_does_not_end_is_no_answer(node, monkeypatch):
     """Links of copies that were not found would be taken away."""
     proc, _process = node
     monkeypatch.setattr(finder, "scan", lambda *_given: 1 / 0)
-    with pytest.raises(finder.SearchFailed):
+    with pytest.raises(finder.SearchFailed, match="on the host"):
         finder.find(ProcFs(str(proc)), StateDir(str(proc / "state")), 20)
+
+
+def test_a_search_that_hangs_tells_where(node):
+    proc, process = node
+    maps = process(5, [], {}, 1) / "maps"
+    maps.unlink()
+    os.mkfifo(maps)
+    with pytest.raises(finder.SearchFailed, match="at pid 5: did not answer"):
+        finder.find(ProcFs(str(proc)), StateDir(str(proc / "state")), 1)
 
 
 def test_a_named_library_has_to_be_one(tmp_path):

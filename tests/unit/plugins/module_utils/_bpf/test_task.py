@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import task as task_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import CopyChanged, ProbeError
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.hang import HungProcess
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Copy
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES, wanted
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.task import ProbeTask, State
@@ -26,7 +28,7 @@ NOTHING = State((), (), folder=False)
 
 
 def task(want, *, keep_maps=True):
-    return ProbeTask(PROBE, "/nonexistent/gpuops", want, keep_maps=keep_maps, multi=True, entries={})
+    return ProbeTask(PROBE, "/nonexistent/gpuops", want, keep_maps=keep_maps, multi=True, entries={}, check=lambda: None)
 
 
 def test_new_links_come_before_old_ones_go():
@@ -98,7 +100,7 @@ def test_it_converges_and_leaves_nothing(tmp_path, files_as_pins, multi):
     top, links = tmp_path / "gpuops", wanted(PROBE, [COPY], multi=multi, driver_tracepoint=False)
 
     def bring(want, *, keep_maps):
-        return run(ProbeTask(PROBE, str(top), want, keep_maps=keep_maps, multi=multi, entries={}))
+        return run(ProbeTask(PROBE, str(top), want, keep_maps=keep_maps, multi=multi, entries={}, check=lambda: None))
 
     assert bring(links, keep_maps=True).after == State(tuple(sorted(links)), PROBE.maps, folder=True)
     assert [stat.S_IMODE((top / "cuda_mem/maps" / name).stat().st_mode) for name in PROBE.maps] == [0o644] * len(PROBE.maps)
@@ -107,13 +109,25 @@ def test_it_converges_and_leaves_nothing(tmp_path, files_as_pins, multi):
     assert len(files_as_pins[-1]) == len(links), "it waits for the end of each link"
 
 
+def test_where_a_process_hangs_nothing_is_begun(tmp_path, files_as_pins):
+    def check():
+        raise HungProcess("pid 7 hangs")
+
+    for name, done in (("cuda_mem", False), ("gpu_xid", True)):  # a tracepoint waits for no process
+        links = wanted(PROBES[name], [COPY], multi=True, driver_tracepoint=False)
+        one = ProbeTask(PROBES[name], str(tmp_path / "gpuops"), links, keep_maps=True, multi=True, entries={}, check=check)
+        with contextlib.suppress(HungProcess):
+            run(one)
+        assert (tmp_path / "gpuops" / name).exists() == done
+
+
 def test_what_an_interrupted_forgetting_left_goes_with_the_next_run(tmp_path, files_as_pins):
     """Its maps are out of sight, so that none of them is taken over."""
     left = tmp_path / "gpuops/cuda_mem/forgotten"
     for want, keep_maps in ((LINKS, True), ({}, False)):
         left.mkdir(parents=True)
         (left / "counters").touch()
-        run(ProbeTask(PROBE, str(tmp_path / "gpuops"), want, keep_maps=keep_maps, multi=True, entries={}))
+        run(ProbeTask(PROBE, str(tmp_path / "gpuops"), want, keep_maps=keep_maps, multi=True, entries={}, check=lambda: None))
         assert not left.exists()
 
 
@@ -131,7 +145,7 @@ def test_a_copy_in_a_container_that_cannot_be_attached_to_is_told_and_the_rest_i
     bad = replace(bad, sites={**bad.sites, "cuMemAlloc_v2": 1})
     monkeypatch.setattr(kernel, "attach_multi", attach)
     links = wanted(PROBE, [bad, COPY], multi=True, driver_tracepoint=False)
-    one = ProbeTask(PROBE, str(tmp_path / "gpuops"), links, keep_maps=True, multi=True, entries={})
+    one = ProbeTask(PROBE, str(tmp_path / "gpuops"), links, keep_maps=True, multi=True, entries={}, check=lambda: None)
     if root != "/proc/5/root":
         with pytest.raises(refusal) as raised:
             run(one)
