@@ -122,7 +122,7 @@ copies:
   type: list
   elements: dict
 deleted:
-  description: Processes that go on with a copy that was deleted, C(path) and C(pid). It gets no new probes.
+  description: Processes that go on with a copy that was deleted, C(path) and C(pid). It keeps its probes, and gets no new ones.
   returned: success
   type: list
   elements: dict

@@ -46,7 +46,7 @@ def _bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
     refused: dict[str, str] = {}
     for probe in probes:
         links = wanted(probe, found.copies, multi=multi, driver_tracepoint=driver)
-        results.append(_bring_one(probe, links, params, refused, multi=multi, check_mode=check_mode))
+        results.append(_bring_one(probe, links, params, found, refused, multi=multi, check_mode=check_mode))
     shown = {name: {probe.name: result[name] for probe, result in zip(probes, results)} for name in ("before", "after")}
     return {
         "changed": any(result["changed"] for result in results),
@@ -73,7 +73,14 @@ def _found(params: Mapping[str, Any]) -> Found:
 
 
 def _bring_one(
-    probe: Probe, links: Mapping[str, Link], params: Mapping[str, Any], refused: dict[str, str], *, multi: bool, check_mode: bool
+    probe: Probe,
+    links: Mapping[str, Link],
+    params: Mapping[str, Any],
+    found: Found,
+    refused: dict[str, str],
+    *,
+    multi: bool,
+    check_mode: bool,
 ) -> dict[str, Any]:
     """Adds to `refused` the copies, by key, that could not be attached to."""
     state, entries = params["state"], {"records": params["max_allocations"]}
@@ -82,7 +89,16 @@ def _bring_one(
         hang.require_none(ProcFs(params["proc_root"]), StateDir(params["state_dir"]), params["timeout_seconds"])
 
     def run(want: Mapping[str, Link], *, keep: bool) -> Outcome[State]:
-        task = ProbeTask(probe, params["bpffs_dir"], want, keep_maps=keep, multi=multi, entries=entries, check=check)
+        task = ProbeTask(
+            probe,
+            params["bpffs_dir"],
+            want,
+            keep_maps=keep,
+            multi=multi,
+            entries=entries,
+            check=check,
+            keeps=found.keeps if keep else lambda _device, _inode: False,
+        )
         try:
             outcome = converge(task.read, task.plan, task.predict, task.apply, check_mode=check_mode)
             refused.update(task.refused)

@@ -53,9 +53,21 @@ def open_regular(root: str, path: str) -> int:
 
 
 def is_link(root: str, path: str) -> bool:
+    return stat.S_ISLNK(_status(root, path).st_mode)
+
+
+def inode(root: str, path: str) -> int | None:
+    """Also of a file that cannot be read."""
+    try:
+        return _status(root, path).st_ino
+    except OSError:
+        return None
+
+
+def _status(root: str, path: str) -> os.stat_result:
     handle = open_in_root(root, path, _HANDLE)
     try:
-        return stat.S_ISLNK(os.fstat(handle).st_mode)
+        return os.fstat(handle)
     finally:
         os.close(handle)
 

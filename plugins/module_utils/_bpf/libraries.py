@@ -20,7 +20,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.entry impo
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import CopyChanged
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import REQUIRED
 
-_MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ \d+ +(/(?:.*/)?libcuda\.so[^/\s]*)( \(deleted\))?$")
+_MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ (\d+) +(/(?:.*/)?libcuda\.so[^/\s]*)( \(deleted\))?$")
 # Where drivers and container runtimes put it; a copy elsewhere is found once a process has it mapped.
 _PLACES = (
     "usr/lib/*-linux-gnu/libcuda.so*",
@@ -94,17 +94,26 @@ class Copy:
 
 @dataclass(frozen=True)
 class Mapped:
-    """What /proc/PID/maps says: the path as that process sees it."""
+    """What /proc/PID/maps says: the path as that process sees it. Its device is not always the one that stat(2) tells, of an overlay or of btrfs."""
 
+    inode: int
     path: str
     deleted: bool
 
 
 @dataclass
 class Found:
+    """`in_use`: inodes of what is mapped by a process, and of copies that could not be read."""
+
     copies: list[Copy] = field(default_factory=list)
     deleted: list[dict[str, Any]] = field(default_factory=list)
     not_probed: list[dict[str, str]] = field(default_factory=list)
+    in_use: set[int] = field(default_factory=set)
+
+    def keeps(self, device: str, inode: int) -> bool:
+        """Whether a link to this file stays though no copy asks for it. One that was found, and overwritten in place, asks for other links."""
+        here = {f"{os.major(copy.device)}-{os.minor(copy.device)}" for copy in self.copies if copy.inode == inode}
+        return inode in self.in_use and device not in here
 
     def add(self, item: Mapping[str, Any]) -> None:
         """One item as `scan` emits it."""
@@ -119,11 +128,13 @@ class Found:
             self.deleted.append(item["deleted"])
         elif "not_probed" in item:
             self.not_probed.append(item["not_probed"])
+        elif "in_use" in item:
+            self.in_use.add(item["in_use"])
 
 
 def mapped(lines: Iterable[str]) -> set[Mapped]:
     found = (_MAPPED.match(line.rstrip("\n")) for line in lines)
-    return {Mapped(match.group(1), bool(match.group(2))) for match in found if match}
+    return {Mapped(int(match.group(1)), match.group(2), bool(match.group(3))) for match in found if match}
 
 
 def scan(proc: Path, pids: Iterable[int], functions: Collection[str], emit: Callable[[Mapping[str, Any]], None]) -> None:
@@ -142,6 +153,9 @@ def scan(proc: Path, pids: Iterable[int], functions: Collection[str], emit: Call
                 os.close(fd)
         except (OSError, ValueError, MemoryError) as error:
             emit({"not_probed": {"path": shown, "why": str(error)}})
+            inode = files.inode(root, path)
+            if inode is not None:
+                emit({"in_use": inode})
             return
         seen[copy.device, copy.inode] = copy
         if copy.is_driver:
@@ -166,6 +180,7 @@ def scan(proc: Path, pids: Iterable[int], functions: Collection[str], emit: Call
             for path in _standing(root):
                 look(root, path)
         for each in sorted(maps, key=lambda one: one.path):
+            emit({"in_use": each.inode})
             if each.deleted:
                 emit({"deleted": {"path": each.path, "pid": pid}})
             else:

@@ -19,7 +19,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import ker
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import ProbeError
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libbpf import LoadedObject
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Copy
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import ENTER, LEAVE, Link, Probe
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import ENTER, LEAVE, Link, Probe, file_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Step
 
 _ATTACH, _DETACH, _FORGET = "attach", "detach", "forget"
@@ -45,7 +45,8 @@ class State:
 class ProbeTask:
     """`want` are the links by name, in the order of attaching; with `keep_maps` false the counts go too.
 
-    `check` is called before anything is done to a probe that sits on functions, and raises if it cannot be.
+    `check` is called before anything is done to a probe that sits on functions, and raises if it cannot be. `keeps` tells of a file, by device and
+    inode, whether a link to it stays though it is not among those that are wanted.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class ProbeTask:
         multi: bool,
         entries: Mapping[str, int],
         check: Callable[[], None],
+        keeps: Callable[[str, int], bool],
     ) -> None:
         self._probe, self._want, self._keep_maps, self._multi, self._entries = probe, want, keep_maps, multi, entries
         self._top = Path(bpffs_dir)
         self._links, self._maps = self._top / probe.name / "links", self._top / probe.name / "maps"
+        self._keeps = keeps
         self._check: Callable[[], None] | None = check if probe.cookies else None
         self._forgotten = self._top / probe.name / "forgotten"
         self._loaded: LoadedObject | None = None
@@ -81,7 +84,8 @@ class ProbeTask:
         """
         want = {name: link for name, link in self._want.items() if not self.is_refused(name)}
         attach = [Step(_ATTACH, name, None, link.target) for name, link in want.items() if state.astray or name not in state.links]
-        gone = sorted((name for name in state.links if state.astray or name not in want), key=lambda name: f"_{ENTER}" not in name)
+        kept = set() if state.astray else {*want, *(name for name in state.links if self._is_kept(name))}
+        gone = sorted(set(state.links) - kept, key=lambda name: (f"_{ENTER}" not in name, name))
         detach = [Step(_DETACH, name, "attached", None) for name in gone]
         forget = [Step(_FORGET, str(self._links.parent), list(state.maps), None)]
         if state.astray:
@@ -110,6 +114,10 @@ class ProbeTask:
         pinned = {kernel.map_id(str(self._maps / name)) for name in maps}
         programs = {kernel.link_ids(str(self._links / name))[1] for name in links}
         return not all(kernel.program_maps(program) <= pinned for program in programs)
+
+    def _is_kept(self, name: str) -> bool:
+        file = file_of(name)
+        return name not in self._want and file is not None and self._keeps(*file)
 
     def is_refused(self, name: str) -> bool:
         link = self._want.get(name)

@@ -194,6 +194,19 @@ def test_copies_are_found_in_other_namespaces_and_gone_ones_are_told(namespace, 
         assert [(each.tgid, each.usage.held_bytes["device"]) for each in memory.accounts(namespace.maps)] == [(inside.pid, KIB)]
 
 
+def test_a_copy_that_is_deleted_keeps_its_probes_while_it_is_used(namespace, caller, built, tmp_path):
+    doomed = tmp_path / "libcuda.so.1"
+    shutil.copy(built["push"], doomed)
+    with caller(doomed) as process:
+        namespace.probe()
+        address = process.ok("cuMemAlloc_v2", None, KIB)
+        doomed.unlink()
+        assert not namespace.probe()["changed"]
+        process.ok("cuMemFree_v2", address)
+        assert device_bytes(namespace) == 0
+    assert [step["action"] for step in namespace.probe()["actions"]] == ["detach", "detach"]
+
+
 def test_a_copy_that_the_kernel_refuses_is_told_and_the_others_are_probed(namespace, built, caller, tmp_path):
     """An instruction that no processor has, where a function begins. The process that has it mapped is in another root than the host's."""
     good, bad = tmp_path / "good/libcuda.so.1", tmp_path / "bad/libcuda.so.1"

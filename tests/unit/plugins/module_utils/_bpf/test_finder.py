@@ -54,7 +54,24 @@ def test_places_and_maps_of_each_namespace(node):
     found = found_in(proc, [5, 6, 7])
     assert [(copy.path, copy.pids) for copy in found.copies] == [(f"{first}/root/lib/libcuda.so.1", (5,))]
     assert found.deleted == [{"path": "/gone/libcuda.so.1", "pid": 5}]
+    assert found.in_use == {1}
     assert [each["path"] for each in found.not_probed] == [f"{proc}/6/root/lib/libcuda.so.1"]
+
+
+def test_a_file_that_cannot_be_read_is_tried_again_and_keeps_what_it_has(node, monkeypatch):
+    proc, process = node
+    inode = (process(5, ["/lib/libcuda.so.1"], {"libcuda.so.1": " ".join(REQUIRED)}, 1) / "root/lib/libcuda.so.1").stat().st_ino
+    real, failures = Copy.of, iter([OSError("input/output error")])
+
+    def of(*given):
+        for failure in failures:
+            raise failure
+        return real(*given)
+
+    monkeypatch.setattr(Copy, "of", of)
+    found = found_in(proc, [5])
+    assert inode in found.in_use and len(found.not_probed) == 1
+    assert [copy.inode for copy in found.copies] == [inode]
 
 
 def test_a_mapped_file_that_cannot_be_read_is_told(node):

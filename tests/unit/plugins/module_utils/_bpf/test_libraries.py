@@ -19,8 +19,11 @@ COPY = Copy("/usr/lib/libcuda.so.1", 0xFE00, 42, "ab" * 20, {"cuMemAlloc_v2": 40
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("7f00-7f01 r-xp 00001000 fe:00 42                         /usr/lib/libcuda.so.580.1", Mapped("/usr/lib/libcuda.so.580.1", False)),
-        ("7f00-7f01 r-xp 00001000 fe:00 42   /opt/a b/libcuda.so (deleted)", Mapped("/opt/a b/libcuda.so", True)),
+        (
+            "7f00-7f01 r-xp 00001000 fe:00 42                         /usr/lib/libcuda.so.580.1",
+            Mapped(42, "/usr/lib/libcuda.so.580.1", False),
+        ),
+        ("7f00-7f01 r-xp 00001000 fe:00 42   /opt/a b/libcuda.so (deleted)", Mapped(42, "/opt/a b/libcuda.so", True)),
         ("7f00-7f01 r-xp 00001000 fe:00 42   /usr/lib/libcudart.so.12", None),
         ("7f00-7f01 r-xp 00001000 fe:00 42   /usr/lib/libcuda.so.d/other", None),
         ("7f00-7f01 rw-p 00000000 00:00 0 ", None),

@@ -15,7 +15,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import ker
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import task as task_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import CopyChanged, ProbeError
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.hang import HungProcess
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Copy
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Copy, Found
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES, wanted
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.task import ProbeTask, State
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import converge
@@ -28,7 +28,9 @@ NOTHING = State((), (), folder=False)
 
 
 def task(want, *, keep_maps=True):
-    return ProbeTask(PROBE, "/nonexistent/gpuops", want, keep_maps=keep_maps, multi=True, entries={}, check=lambda: None)
+    return ProbeTask(
+        PROBE, "/nonexistent/gpuops", want, keep_maps=keep_maps, multi=True, entries={}, check=lambda: None, keeps=Found().keeps
+    )
 
 
 def test_new_links_come_before_old_ones_go():
@@ -45,6 +47,14 @@ def test_links_that_count_into_other_maps_begin_anew():
     steps = one.plan(state)
     assert [step.action for step in steps] == ["detach"] * len(LINKS) + ["forget"] + ["attach"] * len(LINKS)
     assert one.predict(state, steps) == replace(state, astray=False)
+
+
+def test_a_copy_that_was_not_found_keeps_its_links_while_it_is_used():
+    """A deleted one that a process goes on with, or one that cannot be read just now. One that was overwritten in place has others."""
+    old = next(name for name in LINKS if name.endswith("enter")).replace("abababab", "cdcdcdcd")
+    for found, kept in ((Found(in_use={42}), True), (Found(in_use={43}), False), (Found(copies=[COPY], in_use={42}), False)):
+        one = ProbeTask(PROBE, "/nonexistent", {}, keep_maps=True, multi=True, entries={}, check=lambda: None, keeps=found.keeps)
+        assert (one.plan(State((old,), PROBE.maps, folder=True)) == []) == kept
 
 
 def test_nothing_is_done_where_all_is_as_wanted():
@@ -100,7 +110,7 @@ def test_it_converges_and_leaves_nothing(tmp_path, files_as_pins, multi):
     top, links = tmp_path / "gpuops", wanted(PROBE, [COPY], multi=multi, driver_tracepoint=False)
 
     def bring(want, *, keep_maps):
-        return run(ProbeTask(PROBE, str(top), want, keep_maps=keep_maps, multi=multi, entries={}, check=lambda: None))
+        return run(ProbeTask(PROBE, str(top), want, keep_maps=keep_maps, multi=multi, entries={}, check=lambda: None, keeps=Found().keeps))
 
     assert bring(links, keep_maps=True).after == State(tuple(sorted(links)), PROBE.maps, folder=True)
     assert [stat.S_IMODE((top / "cuda_mem/maps" / name).stat().st_mode) for name in PROBE.maps] == [0o644] * len(PROBE.maps)
@@ -115,7 +125,9 @@ def test_where_a_process_hangs_nothing_is_begun(tmp_path, files_as_pins):
 
     for name, done in (("cuda_mem", False), ("gpu_xid", True)):  # a tracepoint waits for no process
         links = wanted(PROBES[name], [COPY], multi=True, driver_tracepoint=False)
-        one = ProbeTask(PROBES[name], str(tmp_path / "gpuops"), links, keep_maps=True, multi=True, entries={}, check=check)
+        one = ProbeTask(
+            PROBES[name], str(tmp_path / "gpuops"), links, keep_maps=True, multi=True, entries={}, check=check, keeps=Found().keeps
+        )
         with contextlib.suppress(HungProcess):
             run(one)
         assert (tmp_path / "gpuops" / name).exists() == done
@@ -127,7 +139,11 @@ def test_what_an_interrupted_forgetting_left_goes_with_the_next_run(tmp_path, fi
     for want, keep_maps in ((LINKS, True), ({}, False)):
         left.mkdir(parents=True)
         (left / "counters").touch()
-        run(ProbeTask(PROBE, str(tmp_path / "gpuops"), want, keep_maps=keep_maps, multi=True, entries={}, check=lambda: None))
+        run(
+            ProbeTask(
+                PROBE, str(tmp_path / "gpuops"), want, keep_maps=keep_maps, multi=True, entries={}, check=lambda: None, keeps=Found().keeps
+            )
+        )
         assert not left.exists()
 
 
@@ -145,7 +161,7 @@ def test_a_copy_in_a_container_that_cannot_be_attached_to_is_told_and_the_rest_i
     bad = replace(bad, sites={**bad.sites, "cuMemAlloc_v2": 1})
     monkeypatch.setattr(kernel, "attach_multi", attach)
     links = wanted(PROBE, [bad, COPY], multi=True, driver_tracepoint=False)
-    one = ProbeTask(PROBE, str(tmp_path / "gpuops"), links, keep_maps=True, multi=True, entries={}, check=lambda: None)
+    one = ProbeTask(PROBE, str(tmp_path / "gpuops"), links, keep_maps=True, multi=True, entries={}, check=lambda: None, keeps=Found().keeps)
     if root != "/proc/5/root":
         with pytest.raises(refusal) as raised:
             run(one)
