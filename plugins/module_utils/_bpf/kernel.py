@@ -153,9 +153,9 @@ def program_by_id(number: int) -> int:
 
 
 def wait_until_gone(links: Sequence[int]) -> None:
-    """Links end a moment after their last pin."""
-    end = time.monotonic() + _REMOVAL_SECONDS
+    """Links end a moment after their last pin, one after the other."""
     for link in links:
+        end = time.monotonic() + _REMOVAL_SECONDS
         while _exists(link):
             if time.monotonic() > end:
                 raise ProbeError(f"link {link} is held by somebody else and goes on", link=link)
