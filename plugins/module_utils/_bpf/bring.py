@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import hang, kernel, seccomp
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import hang, kernel, libbpf, seccomp
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.finder import find, named
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Found
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import DRIVER_TRACEPOINT, PROBES, Link, Probe, wanted
@@ -37,6 +37,7 @@ def _bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
     found, multi, driver = Found(), False, False
     if params["state"] != "absent":
         kernel.require(params["bpffs_dir"])
+        libbpf.require()
         multi = params["attach"] == "multi" or (params["attach"] == "auto" and kernel.has_uprobe_multi())
         driver = kernel.has_raw_tracepoint(DRIVER_TRACEPOINT)
         if any(probe.cookies for probe in probes):
@@ -88,7 +89,7 @@ def _bring_one(
     def check() -> None:
         hang.require_none(ProcFs(params["proc_root"]), StateDir(params["state_dir"]), params["timeout_seconds"])
 
-    def run(want: Mapping[str, Link], *, keep: bool) -> Outcome[State]:
+    def run(want: Mapping[str, Link], expected: State | None, *, keep: bool) -> Outcome[State]:
         task = ProbeTask(
             probe,
             params["bpffs_dir"],
@@ -100,7 +101,7 @@ def _bring_one(
             keeps=found.keeps if keep else lambda _device, _inode: False,
         )
         try:
-            outcome = converge(task.read, task.plan, task.predict, task.apply, check_mode=check_mode)
+            outcome = converge(lambda: expected or task.read(), task.plan, task.predict, task.apply, check_mode=check_mode)
             refused.update(task.refused)
             return Outcome(outcome.before, outcome.after, [step for step in outcome.steps if not task.is_refused(step.target)])
         finally:
@@ -108,9 +109,9 @@ def _bring_one(
 
     outcomes = []
     if state in ("absent", "restarted"):
-        outcomes.append(run({}, keep=False))
+        outcomes.append(run({}, None, keep=False))
     if state != "absent":
-        outcomes.append(run(links, keep=True))
+        outcomes.append(run(links, outcomes[0].after if check_mode and outcomes else None, keep=True))
         maps = Path(params["bpffs_dir"]) / probe.name / "maps"
         if not check_mode and (maps / "records").exists():
             sweep(maps)

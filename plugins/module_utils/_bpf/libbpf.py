@@ -51,6 +51,11 @@ class _UprobeOptions(ctypes.Structure):
     ]
 
 
+def require() -> None:
+    """Raises where the library is missing."""
+    _library()
+
+
 def _library() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(_NAME, use_errno=True)

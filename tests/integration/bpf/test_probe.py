@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import bring, kernel, libraries, memory, seccomp
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import bring, kernel, libbpf, libraries, memory, seccomp
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import COOKIES
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import PinnedMap, bpf
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs, parse_seconds
@@ -79,7 +79,10 @@ def test_restarted_counts_from_zero(namespace, built, caller):
     with caller(built["push"]) as process:
         process.ok("cuMemAlloc_v2", None, KIB)
         assert device_bytes(namespace) == KIB
-        assert namespace.probe("restarted", libraries=[built["push"]])["changed"]
+        promised = namespace.probe("restarted", libraries=[built["push"]], check_mode=True)
+        assert [step["action"] for step in promised["actions"]] == ["detach"] * 4 + ["forget"] + ["attach"] * 4
+        made = namespace.probe("restarted", libraries=[built["push"]])
+        assert {key: made[key] for key in ("after", "actions")} == {key: promised[key] for key in ("after", "actions")}
         assert device_bytes(namespace) == 0
         process.ok("cuMemAlloc_v2", None, KIB)
         assert device_bytes(namespace) == KIB
@@ -314,11 +317,15 @@ except OSError as error:
     assert output.split() == [str(KIB), str(errno.EACCES)]
 
 
-def test_refusals(namespace, built, tmp_path):
+def test_refusals(namespace, built, tmp_path, monkeypatch):
     stranger = tmp_path / "libcuda.so.1"
     subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", stranger], check=True)
     assert "does not export cuMemAlloc_v2" in namespace.probe(libraries=[stranger], refused="symbol_missing")["msg"]
     assert "not a library" in namespace.probe(libraries=[__file__], refused="symbol_missing")["msg"]
+    with monkeypatch.context() as without:
+        without.setattr(libbpf, "_NAME", "libbpf.so.none")
+        for check_mode in (True, False):
+            namespace.probe(libraries=[built["push"]], check_mode=check_mode, refused="missing_library")
     namespace.bpffs = str(tmp_path / "bpf")
     assert "mount -t bpf" in namespace.probe(libraries=[built["push"]], refused="no_bpffs")["msg"]
 
