@@ -25,6 +25,8 @@ COUNTERS = (
     "abandoned_calls",
     "lost_calls",
     "unknown_contexts",
+    "unknown_locations",
+    "undeleted",
 )
 _USAGE = struct.Struct(f"={len(KINDS)}Q{len(KINDS)}Q2Q")
 _ACCOUNT = struct.Struct("=QQQQII16s")
