@@ -96,6 +96,24 @@ def test_an_event_that_is_being_written_is_left_out(pinned):
     assert events(folder / "gpu_xid/maps", after=300) == []
 
 
+def test_an_event_that_is_replaced_while_it_is_read_is_read_again(pinned):
+    folder, _fake, pin = pinned
+
+    def event(number, xid, text):
+        return struct.pack("=QQ20sIII240s", number, 9, b"0000:06:00", xid, 1, 0, text)
+
+    class Written(dict):
+        """As the kernel's copy may find it: the number of the old event and the rest of the new one, then half of the new one, then all of it."""
+
+        reads = iter([event(44, 31, b"new"), event(0, 31, b"ne"), event(300, 31, b"new"), event(300, 31, b"new")])
+
+        def get(self, key, _default=None):
+            return next(self.reads) if key in self else None
+
+    pin("gpu_xid", {"events": (4, 288, Written({struct.pack("=I", 44): b""}))})
+    assert [(each.number, each.text) for each in events(folder / "gpu_xid/maps")] == [(300, "new")]
+
+
 def test_only_what_ended_processes_left_is_swept(pinned):
     folder, _fake, pin = pinned
     records = {struct.pack("=QQQ", address, incarnation, 0): bytes(24) for address, incarnation in ((1, 7), (2, 8), (3, 7))}
