@@ -49,6 +49,10 @@ class Usage:
         kinds = len(KINDS)
         return cls(dict(zip(KINDS, numbers)), dict(zip(KINDS, numbers[kinds:])), numbers[-2], numbers[-1])
 
+    @property
+    def is_empty(self) -> bool:
+        return not any(self.held_bytes.values()) and not any(self.live.values())
+
     @classmethod
     def sum(cls, usages: Iterable[Usage]) -> Usage:
         all_of = list(usages)

@@ -436,6 +436,23 @@ def test_a_handle_that_is_retained_lasts_longer(namespace, built, caller):
         assert held(namespace) == {}
 
 
+def test_a_cgroup_that_is_gone_is_swept(namespace, built, caller, container_cgroup):
+    _identifier, folders = container_cgroup
+    namespace.probe(libraries=[built["push"]])
+    with caller(built["push"]) as process:
+        for folder in folders.values():
+            (folder / "cgroup.procs").write_text(str(process.pid))
+        process.ok("cuMemAlloc_v2", None, KIB)
+    gone = folders["cgroup2"].stat().st_ino
+    namespace.probe(libraries=[built["push"]])
+    assert gone in {ids.v2 for ids in memory.cgroups(namespace.maps)}
+    for folder in folders.values():
+        wait_until(lambda folder=folder: not (folder / "cgroup.procs").read_text(), "the cgroup empty")
+        folder.rmdir()
+    namespace.probe(libraries=[built["push"]])
+    assert gone not in {ids.v2 for ids in memory.cgroups(namespace.maps)}
+
+
 def test_what_an_ended_process_left_is_swept(namespace, built, caller):
     namespace.probe(libraries=[built["push"]], max_allocations=64)
     for _round in range(3):

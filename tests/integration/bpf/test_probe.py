@@ -240,22 +240,6 @@ def test_a_process_in_a_pid_namespace_is_known_by_both_its_numbers(namespace, bu
         assert account.comm.startswith("python")
 
 
-@pytest.fixture
-def container_cgroup():
-    """Folders like a container's, in the unified hierarchy and in the memory controller's where that is apart."""
-    mounts = [line.split()[1:4] for line in Path("/proc/mounts").read_text().splitlines()]
-    roots = {kind: where for where, kind, options in mounts if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(","))}
-    identifier = "ab" * 32
-    folders = {kind: Path(root, f"gpuops-test-{os.getpid()}", "docker", identifier) for kind, root in roots.items()}
-    for folder in folders.values():
-        folder.mkdir(parents=True)
-    yield identifier, folders
-    for folder in folders.values():
-        wait_until(lambda folder=folder: not (folder / "cgroup.procs").read_text(), "the cgroup empty")
-        for each in (folder, folder.parent, folder.parent.parent):
-            each.rmdir()
-
-
 def test_memory_is_told_by_process_container_and_cgroup(namespace, built, caller, container_cgroup):
     """A process that moves keeps what it had where it had it."""
     identifier, folders = container_cgroup

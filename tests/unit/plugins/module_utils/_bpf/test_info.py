@@ -121,6 +121,8 @@ def test_only_what_ended_processes_left_is_swept(pinned):
     pin(
         "cuda_mem",
         {
+            "accounts": (8, 168, {}),
+            "cgroups": (16, 112, {}),
             "records": (24, 24, records),
             "primaries": (16, 16, primaries),
             "processes": (4, 152, {struct.pack("=I", 99): struct.pack("=Q", 8).ljust(152, b"\0")}),
@@ -128,3 +130,24 @@ def test_only_what_ended_processes_left_is_swept(pinned):
     )
     assert sweep(folder / "cuda_mem/maps") == 3
     assert [struct.unpack("=QQQ", key)[:2] for key in records] == [(2, 8)] and len(primaries) == 1
+
+
+def test_cgroups_that_are_gone_and_empty_are_swept(pinned, tmp_path):
+    folder, _fake, pin = pinned
+    there = (tmp_path / "cgroup/pod").mkdir(parents=True) or (tmp_path / "cgroup/pod").stat().st_ino
+    gone, holds, has_account = 1 << 40, 2 << 40, 11  # `account` is in the last
+    cgroups = {struct.pack("=QQ", v2, v1): usage(0, 0) for v2, v1 in ((there, 0), (gone, 0), (gone, there), (has_account, 12))}
+    cgroups[struct.pack("=QQ", holds, 0)] = usage(5, 1)
+    kept = [key for key in cgroups if key != struct.pack("=QQ", gone, 0)]
+    pin(
+        "cuda_mem",
+        {
+            "cgroups": (16, 112, cgroups),
+            "accounts": (8, 168, {bytes(8): account(MINE, 0, 0)}),
+            **{name: (size, 24, {}) for name, size in (("records", 24), ("primaries", 16), ("processes", 4))},
+        },
+    )
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"cgroup2 {tmp_path}/cgroup cgroup2 rw 0 0\nproc /proc proc rw 0 0\n")
+    assert sweep(folder / "cuda_mem/maps", mounts) == 1
+    assert list(cgroups) == kept
