@@ -56,7 +56,8 @@ options:
   libraries:
     description:
       - These copies of libcuda, and no others.
-      - When omitted, they are looked for in the usual folders of each mount namespace and in the maps of all processes.
+      - When omitted, they are looked for in the usual folders of each mount namespace and in the maps of all processes. What a container has mapped
+        from a volume is left alone, since a link keeps the volume busy.
     type: list
     elements: path
   bpffs_dir:

@@ -64,6 +64,20 @@ def inode(root: str, path: str) -> int | None:
         return None
 
 
+def mount_of(fd: int) -> str:
+    """The number of the mount that a descriptor was opened through."""
+    with open(f"/proc/self/fdinfo/{fd}") as lines:
+        return next(line.split()[1] for line in lines if line.startswith("mnt_id:"))
+
+
+def root_mount(root: str) -> str:
+    fd = open_in_root(root, "/", os.O_PATH)
+    try:
+        return mount_of(fd)
+    finally:
+        os.close(fd)
+
+
 def _status(root: str, path: str) -> os.stat_result:
     handle = open_in_root(root, path, _HANDLE)
     try:

@@ -26,6 +26,8 @@ _PLACES = (
     "usr/lib/*-linux-gnu/libcuda.so*",
     "usr/lib64/libcuda.so*",
     "usr/local/cuda*/compat/libcuda.so*",
+    "usr/local/nvidia/lib64/libcuda.so*",
+    "home/kubernetes/bin/nvidia/lib64/libcuda.so*",
     "run/nvidia/driver/usr/lib/*-linux-gnu/libcuda.so*",
 )
 
@@ -92,6 +94,10 @@ class Copy:
         return all(name in self.sites for name in REQUIRED)
 
 
+class InVolume(ValueError):
+    """Not where an image or a driver has its files."""
+
+
 @dataclass(frozen=True)
 class Mapped:
     """What /proc/PID/maps says: the path as that process sees it. Its device is not always the one that stat(2) tells, of an overlay or of btrfs."""
@@ -138,17 +144,24 @@ def mapped(lines: Iterable[str]) -> set[Mapped]:
 
 
 def scan(proc: Path, pids: Iterable[int], functions: Collection[str], emit: Callable[[Mapping[str, Any]], None]) -> None:
-    """The host's places, each mount namespace's, and what processes have mapped. Processes that end meanwhile are passed over."""
+    """The host's places, each mount namespace's, and what processes have mapped. Processes that end meanwhile are passed over.
+
+    Not what a container has mapped from a volume: a link would keep it busy after the container's end.
+    """
     seen: dict[tuple[int, int], Copy] = {}
     namespaces: set[str] = set()
+    host = _namespace(proc / "1")
 
-    def look(root: str, path: str, *pid: int) -> None:
+    def look(root: str, path: str, *pid: int, volumes: bool = True) -> None:
         shown = f"{root.rstrip('/')}{path}"
         try:
             fd = files.open_regular(root, path)
             try:
                 status = os.fstat(fd)
-                copy = seen.get((status.st_dev, status.st_ino)) or Copy.of(fd, shown, functions, root)
+                known = seen.get((status.st_dev, status.st_ino))
+                if not (known or volumes) and files.mount_of(fd) != files.root_mount(root):
+                    raise InVolume("in a volume, which a probe would keep busy; only libraries can name it")
+                copy = known or Copy.of(fd, shown, functions, root)
             finally:
                 os.close(fd)
         except (OSError, ValueError, MemoryError) as error:
@@ -171,8 +184,10 @@ def scan(proc: Path, pids: Iterable[int], functions: Collection[str], emit: Call
         try:
             with open(folder / "maps", errors="replace") as lines:
                 maps = mapped(lines)
-            namespace = os.readlink(folder / "ns/mnt")
         except OSError:
+            continue
+        namespace = _namespace(folder)
+        if namespace is None:
             continue
         root = f"{folder}/root"
         if namespace not in namespaces:
@@ -184,7 +199,14 @@ def scan(proc: Path, pids: Iterable[int], functions: Collection[str], emit: Call
             if each.deleted:
                 emit({"deleted": {"path": each.path, "pid": pid}})
             else:
-                look(root, each.path, pid)
+                look(root, each.path, pid, volumes=namespace == host)
+
+
+def _namespace(folder: Path) -> str | None:
+    try:
+        return os.readlink(folder / "ns/mnt")
+    except OSError:
+        return None
 
 
 def _standing(root: str) -> Iterator[str]:

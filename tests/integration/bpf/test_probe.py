@@ -183,8 +183,14 @@ def test_one_file_seen_in_two_places_counts_once(namespace, built, caller, tmp_p
 
 
 def test_copies_are_found_in_other_namespaces_and_gone_ones_are_told(namespace, built, caller, tmp_path):
-    subprocess.run(namespace.enter("mount", "-t", "tmpfs", "tmpfs", tmp_path), check=True)
-    private, doomed = tmp_path / "libcuda.so.580.1", tmp_path.parent / f"{tmp_path.name}-doomed" / "libcuda.so.1"
+    """In the usual places. One that is mapped from elsewhere, and a volume, has to be named."""
+    private, doomed = Path("/run/nvidia/driver/usr/lib/some-linux-gnu/libcuda.so.580.1"), tmp_path / "doomed/libcuda.so.1"
+    volume = tmp_path / "volume/libcuda.so.1"
+    volume.parent.mkdir()
+    for where in ("/run", volume.parent):
+        subprocess.run(namespace.enter("mount", "-t", "tmpfs", "tmpfs", where), check=True)
+    subprocess.run(namespace.enter("mkdir", "-p", private.parent), check=True)
+    subprocess.run(namespace.enter("cp", built["thunk"], volume), check=True)
     doomed.parent.mkdir()
     shutil.copy(built["thunk"], doomed)
     subprocess.run(namespace.enter("cp", built["thunk"], private), check=True)
@@ -195,6 +201,12 @@ def test_copies_are_found_in_other_namespaces_and_gone_ones_are_told(namespace, 
         assert [copy["pids"] for copy in result["copies"] if copy["path"].endswith(str(private))] == [[inside.pid]]
         inside.ok("cuMemAlloc_v2", None, KIB)
         assert [(each.tgid, each.usage.held_bytes["device"]) for each in memory.accounts(namespace.maps)] == [(inside.pid, KIB)]
+    with caller(volume, wrap=namespace.enter()) as inside:
+        (skipped,) = [each for each in namespace.probe()["not_probed"] if each["path"].endswith(str(volume))]
+        assert "volume" in skipped["why"]
+        namespace.probe(libraries=[f"{namespace.root}{volume}"])
+        inside.ok("cuMemAlloc_v2", None, KIB)
+        assert device_bytes(namespace) == KIB
 
 
 def test_a_copy_that_is_deleted_keeps_its_probes_while_it_is_used(namespace, caller, built, tmp_path):

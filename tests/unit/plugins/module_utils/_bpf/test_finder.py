@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import finder, libraries
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import files, finder, libraries
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import SymbolMissing
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import REQUIRED
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Copy, Found, scan
@@ -56,6 +56,23 @@ def test_places_and_maps_of_each_namespace(node):
     assert found.deleted == [{"path": "/gone/libcuda.so.1", "pid": 5}]
     assert found.in_use == {1}
     assert [each["path"] for each in found.not_probed] == [f"{proc}/6/root/lib/libcuda.so.1"]
+
+
+def test_what_a_container_has_mapped_from_a_volume_is_left_alone(node, monkeypatch):
+    """Not so on the host, in a usual place, or where a usual place has the same file."""
+    proc, process = node
+    exports = {"libcuda.so.1": " ".join(REQUIRED)}
+    for pid, namespace in ((1, 1), (5, 1), (6, 2), (7, 3)):
+        root = process(pid, ["/data/libcuda.so.1"], exports if pid == 7 else {}, namespace) / "root"
+        (root / "data").mkdir()
+        if pid == 7:
+            os.link(root / "lib/libcuda.so.1", root / "data/libcuda.so.1")
+        else:
+            (root / "data/libcuda.so.1").write_text(exports["libcuda.so.1"])
+    monkeypatch.setattr(files, "mount_of", lambda fd: "volume" if "data" in os.readlink(f"/proc/self/fd/{fd}").split("/") else "root")
+    found = found_in(proc, [1, 5, 6, 7])
+    assert {pid for copy in found.copies for pid in copy.pids} == {1, 5, 7}
+    assert [(each["path"], "volume" in each["why"]) for each in found.not_probed] == [(f"{proc}/6/root/data/libcuda.so.1", True)]
 
 
 def test_a_file_that_cannot_be_read_is_tried_again_and_keeps_what_it_has(node, monkeypatch):
