@@ -109,7 +109,7 @@ class Mapped:
 
 @dataclass
 class Found:
-    """`in_use`: inodes of what is mapped by a process, and of copies that could not be read."""
+    """`in_use`: inodes of what was not read, though a process has it mapped or it is in a usual place."""
 
     copies: list[Copy] = field(default_factory=list)
     deleted: list[dict[str, Any]] = field(default_factory=list)
@@ -152,7 +152,8 @@ def scan(proc: Path, pids: Iterable[int], functions: Collection[str], emit: Call
     namespaces: set[str] = set()
     host = _namespace(proc / "1")
 
-    def look(root: str, path: str, *pid: int, volumes: bool = True) -> None:
+    def look(root: str, path: str, *pid: int, volumes: bool = True) -> bool:
+        """False of what could not be read."""
         shown = f"{root.rstrip('/')}{path}"
         try:
             fd = files.open_regular(root, path)
@@ -169,12 +170,13 @@ def scan(proc: Path, pids: Iterable[int], functions: Collection[str], emit: Call
             inode = files.inode(root, path)
             if inode is not None:
                 emit({"in_use": inode})
-            return
+            return False
         seen[copy.device, copy.inode] = copy
         if copy.is_driver:
             emit({"copy": asdict(replace(copy, pids=pid))})
         else:
             emit({"not_probed": {"path": shown, "why": f"exports no {' or '.join(REQUIRED)}"}})
+        return True
 
     for path in _standing("/"):
         look("/", path)
@@ -195,11 +197,10 @@ def scan(proc: Path, pids: Iterable[int], functions: Collection[str], emit: Call
             for path in _standing(root):
                 look(root, path)
         for each in sorted(maps, key=lambda one: one.path):
-            emit({"in_use": each.inode})
             if each.deleted:
                 emit({"deleted": {"path": each.path, "pid": pid}})
-            else:
-                look(root, each.path, pid, volumes=namespace == host)
+            if each.deleted or not look(root, each.path, pid, volumes=namespace == host):
+                emit({"in_use": each.inode})
 
 
 def _namespace(folder: Path) -> str | None:
