@@ -83,7 +83,7 @@ options:
     type: float
     default: 30
 requirements:
-  - Linux 5.15 or later on x86_64, with BTF
+  - Linux 5.15 or later on x86_64, with BTF; for V(cuda_mem) none whose seccomp filters can deny the return of a probed function, as in 6.11
   - libbpf 1.0 or later (C(libbpf.so.1))
   - CAP_SYS_ADMIN
 seealso:
