@@ -30,7 +30,7 @@ options:
     type: path
     default: /sys/fs/bpf/gpuops
 requirements:
-  - CAP_SYS_ADMIN, or CAP_BPF, for the links. The maps alone need no privilege.
+  - CAP_SYS_ADMIN, for the links.
 seealso:
   - module: gpuops.remediation.ebpf_probe
 """
