@@ -16,16 +16,16 @@ description:
   - Every copy of libcuda on the node gets its probes, the host's and those in containers. A copy that comes later is found when the module runs again.
   - An upgrade of the programs attaches the new ones before it removes the old ones, over the same maps. Nothing is missed and nothing is counted twice.
   - Nothing survives a reboot. Overwriting a library in place under a probe crashes whoever uses it, so stop what runs this module by a timer, and
-    remove the probes, before a driver is upgraded.
+    remove the probes, before a driver is upgraded. A link to the driver's tracepoint also keeps its module loaded.
   - Attaching and detaching at functions wait for every process that uses the library. Where one hangs with its memory map locked, the module refuses
     (V(hung_process)), since all forks on the node would wait too.
   - Runs on one node wait for each other, as long as O(timeout_seconds) says. Where links and pinned maps do not belong together, as after an
     interrupted run, everything is attached anew and counts from zero.
-    A link to the driver's tracepoint also keeps its module loaded.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
   - gpuops.remediation.attributes
+  - gpuops.remediation.ebpf
   - gpuops.remediation.node.state_dir
 attributes:
   check_mode:
@@ -47,12 +47,6 @@ options:
       present: The probes are attached, and what they have counted is kept.
       absent: No link, map or folder of them is left.
       restarted: They are attached anew and count from zero.
-  probes:
-    description: Which probes are meant.
-    type: list
-    elements: str
-    choices: [cuda_mem, gpu_xid]
-    default: [cuda_mem, gpu_xid]
   libraries:
     description:
       - These copies of libcuda, and no others.
@@ -60,10 +54,6 @@ options:
         from a volume is left alone, since a link keeps the volume busy.
     type: list
     elements: path
-  bpffs_dir:
-    description: Where they are pinned, a folder on a mounted bpf filesystem. It is made.
-    type: path
-    default: /sys/fs/bpf/gpuops
   attach:
     description: How functions are attached to.
     type: str
@@ -140,6 +130,7 @@ error_kind:
   type: str
 """
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.argspec import EBPF_OPTIONS
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.bring import bring
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec import STATE_DIR_OPTIONS
@@ -147,10 +138,9 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec i
 SPEC = {
     "argument_spec": {
         **STATE_DIR_OPTIONS,
+        **EBPF_OPTIONS,
         "state": {"type": "str", "default": "present", "choices": ["present", "absent", "restarted"]},
-        "probes": {"type": "list", "elements": "str", "choices": ["cuda_mem", "gpu_xid"], "default": ["cuda_mem", "gpu_xid"]},
         "libraries": {"type": "list", "elements": "path"},
-        "bpffs_dir": {"type": "path", "default": "/sys/fs/bpf/gpuops"},
         "attach": {"type": "str", "default": "auto", "choices": ["auto", "multi", "perf"]},
         "max_allocations": {"type": "int", "default": 262144},
         "timeout_seconds": {"type": "float", "default": 30},

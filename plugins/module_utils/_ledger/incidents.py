@@ -293,7 +293,7 @@ class Incidents(Queue):
         with self.write() as connection:
             rows = [self._incident(connection, incident_id) for incident_id in incident_ids]
             waiting = [row for row in rows if row.state == "fenced_waiting"]
-            if not all(self._has_room(connection, row.node, max_running) for row in waiting):
+            if not all(self._has_room(connection, node, max_running) for node in {row.node for row in waiting}):
                 for row in waiting:
                     self._update(connection, row.id, asked_at=self.now() if asks_again else None)
                 return False, []
