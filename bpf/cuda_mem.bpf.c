@@ -40,12 +40,14 @@ struct call {
     __u64 sp;
     __u64 cookie;
     __u64 arguments[4];
-    __u64 extra;           /* where the memory of a handle is to be */
+    __u64 extra;           /* where the memory of a handle is to be, 0 if that is not known; the handle that was mapped */
     struct record_key key; /* what was taken at the entry */
     struct record record;
     __u32 taken;
     __u32 known;
     __u32 passed; /* another function returned from this frame: the call itself does right after it, or never */
+    __u32 ended;    /* counted: it stays where the kernel did not delete it */
+    __u32 unmapped; /* at the entry: the one mapping of `extra` */
     __u32 unused;
 };
 
@@ -86,7 +88,7 @@ TABLE(cgroups, BPF_MAP_TYPE_HASH, struct cgroup_ids, struct usage, 8192);
 TABLE(failures, BPF_MAP_TYPE_HASH, struct failure_key, __u64, 8192);
 TABLE(threads, BPF_MAP_TYPE_HASH, __u64, struct contexts, 32768);
 TABLE(primaries, BPF_MAP_TYPE_HASH, struct primary_key, struct primary, 16384);
-TABLE(counters, BPF_MAP_TYPE_ARRAY, __u32, __u64, COUNTERS);
+TABLE(counters, BPF_MAP_TYPE_ARRAY, __u32, __u64, COUNTERS_ROOM);
 
 static __always_inline void add(__u32 counter, __u64 amount) {
     __u64 *value = bpf_map_lookup_elem(&counters, &counter);
@@ -287,8 +289,25 @@ static __always_inline int take(struct call *call, __u64 value, __u32 space) {
     call->known = 1;
     if (space == PHYSICAL && __sync_fetch_and_add(&record->references, -1) != 1) return 0;
     call->record = *record;
-    call->taken = !bpf_map_delete_elem(&records, &call->key);
-    return call->taken;
+    call->taken = 1;
+    if (bpf_map_delete_elem(&records, &call->key)) {
+        record->account = 0; /* of nobody: whoever finds it charges and discharges nothing */
+        add(UNDELETED, 1);
+    }
+    return 1;
+}
+
+/* One mapping that is the whole range, which is the rule, is taken like memory that is freed: a handle's number may come again at once. */
+static __always_inline void unmap_one(struct call *call) {
+    struct process *process = this_process(FIND);
+    if (!process) return;
+    struct record_key key = {.value = call->arguments[0], .incarnation = process->incarnation, .space = MAPPING};
+    struct record *mapping = bpf_map_lookup_elem(&records, &key);
+    if (!mapping || mapping->size != call->arguments[1]) return;
+    call->extra = mapping->account;
+    if (bpf_map_delete_elem(&records, &key)) return;
+    call->unmapped = 1;
+    take(call, call->extra, PHYSICAL);
 }
 
 static __always_inline void give_back(struct call *call) {
@@ -298,6 +317,11 @@ static __always_inline void give_back(struct call *call) {
     } else if (call->known) {
         struct record *record = bpf_map_lookup_elem(&records, &call->key);
         if (record) __sync_fetch_and_add(&record->references, 1);
+    }
+    if (call->unmapped) {
+        struct record_key key = {.value = call->arguments[0], .incarnation = call->key.incarnation, .space = MAPPING};
+        struct record mapping = {.size = call->arguments[1], .account = call->extra};
+        bpf_map_update_elem(&records, &key, &mapping, BPF_NOEXIST);
     }
 }
 
@@ -347,7 +371,7 @@ static __noinline int unmap(__u64 address, __u64 size) {
     return 1;
 }
 
-static __noinline int end_context(__u64 context) {
+static __noinline int end_memory_of(__u64 context) {
     struct process *process = this_process(FIND);
     if (!process) return 0;
     for (int i = 0; i < ACCOUNTS; i++) {
@@ -357,8 +381,13 @@ static __noinline int end_context(__u64 context) {
         /* Memory of a context that nobody saw become current is this one's, or an ended one's, where there is no other. */
         if (account->context == context || (!account->context && process->contexts <= 1)) close_account(id);
     }
-    if (process->contexts) __sync_fetch_and_add(&process->contexts, -1);
     return 1;
+}
+
+static __always_inline void end_context(__u64 context) {
+    end_memory_of(context);
+    struct process *process = this_process(FIND);
+    if (process && process->contexts) __sync_fetch_and_add(&process->contexts, -1);
 }
 
 static __always_inline void enter_context(__u64 context, int push) {
@@ -397,17 +426,20 @@ static __always_inline void primary(struct call *call, __u32 operation) {
     struct primary *found = bpf_map_lookup_elem(&primaries, &key);
     if (operation == PRIMARY_RETAIN) {
         struct primary fresh = {.context = read_result(call, 0), .references = 1};
-        if (found && found->context == fresh.context) {
-            __sync_fetch_and_add(&found->references, 1);
-        } else {
+        if (found && found->context != fresh.context) bpf_map_delete_elem(&primaries, &key); /* its end was missed */
+        if (!bpf_map_update_elem(&primaries, &key, &fresh, BPF_NOEXIST)) {
             begin_context();
-            bpf_map_update_elem(&primaries, &key, &fresh, BPF_ANY);
+        } else { /* there already, or since another thread was faster */
+            found = bpf_map_lookup_elem(&primaries, &key);
+            if (found) __sync_fetch_and_add(&found->references, 1);
         }
     } else if (!found) {
         add(UNKNOWN_CONTEXTS, 1);
-    } else if (operation == PRIMARY_RESET || __sync_fetch_and_add(&found->references, -1) == 1) {
+    } else if (operation == PRIMARY_RESET) { /* what it is referred to by stays, and so does the context */
+        end_memory_of(found->context);
+    } else if (__sync_fetch_and_add(&found->references, -1) == 1) {
         end_context(found->context);
-        if (operation == PRIMARY_RELEASE) bpf_map_delete_elem(&primaries, &key);
+        bpf_map_delete_elem(&primaries, &key);
     }
 }
 
@@ -415,7 +447,7 @@ SEC("uprobe/enter")
 int enter(struct pt_regs *ctx) {
     __u64 thread = bpf_get_current_pid_tgid(), sp = ctx->sp, cookie = bpf_get_attach_cookie(ctx);
     struct call *outer = bpf_map_lookup_elem(&calls, &thread);
-    if (outer) {
+    if (outer && !outer->ended) {
         if (outer->sp == sp && outer->cookie == cookie) return 0; /* attached twice */
         if (outer->sp >= sp && outer->sp - sp < NEAR && !outer->passed) return 0; /* nested, with the same sp by a tail call */
         add(ABANDONED_CALLS, 1);
@@ -430,7 +462,7 @@ int enter(struct pt_regs *ctx) {
     else if (operation == MAP)
         call.known = refer(call.arguments[3], call.arguments[0], call.arguments[1]);
     else if (operation == UNMAP)
-        call.known = unmap(call.arguments[0], call.arguments[1]);
+        unmap_one(&call);
     else if (operation == HANDLE_CREATE)
         bpf_probe_read_user(&call.extra, 4, (void *)call.arguments[2] + 8); /* properties->location.type */
     if (bpf_map_update_elem(&calls, &thread, &call, BPF_ANY)) {
@@ -438,6 +470,8 @@ int enter(struct pt_regs *ctx) {
         if (call.taken) {
             add(ASSUMED_FREES, 1);
             discharge(&call.record);
+        } else if (operation == UNMAP && !call.unmapped) {
+            unmap(call.arguments[0], call.arguments[1]);
         }
     }
     return 0;
@@ -463,7 +497,12 @@ static __always_inline void allocated(struct call *call, __u32 operation) {
     if (operation == ALLOCATE_PITCH) record.size = read_result(call, 1) * argument(call, 3);
     if (operation == POINTER_IMPORT) record.size = 0, record.kind = SHARED;
     if (operation == HANDLE_CREATE || operation == HANDLE_IMPORT) {
-        int shared = operation == HANDLE_IMPORT, on_device = call->extra == 1;
+        int shared = operation == HANDLE_IMPORT;
+        if (!shared && !call->extra) { /* not in memory at the entry, and now that the driver has read it */
+            bpf_probe_read_user(&call->extra, 4, (void *)call->arguments[2] + 8);
+            if (!call->extra) add(UNKNOWN_LOCATIONS, 1);
+        }
+        int on_device = call->extra <= 1;
         context = NO_CONTEXT;
         key.space = PHYSICAL;
         record.references = 1;
@@ -481,20 +520,21 @@ SEC("uretprobe/leave")
 int leave(struct pt_regs *ctx) {
     __u64 thread = bpf_get_current_pid_tgid();
     struct call *found = bpf_map_lookup_elem(&calls, &thread);
-    if (!found || ctx->sp - found->sp > 8) return 0;
+    if (!found || found->ended || ctx->sp - found->sp > 8) return 0;
     if (found->cookie != bpf_get_attach_cookie(ctx)) {
         found->passed = 1;
         return 0;
     }
     struct call call = *found;
-    if (bpf_map_delete_elem(&calls, &thread)) return 0;
+    found->ended = 1;
+    if (bpf_map_delete_elem(&calls, &thread)) add(UNDELETED, 1);
     add(CALLS, 1);
     __u32 operation = call.cookie & 0xff, result = ctx->ax;
     if (result) {
         failed(operation, result);
         if (operation == MAP && call.known)
             unmap(call.arguments[0], call.arguments[1]);
-        else if (operation != UNMAP)
+        else
             give_back(&call);
         return 0;
     }
@@ -507,6 +547,8 @@ int leave(struct pt_regs *ctx) {
             add(UNTRACKED_FREES, 1);
         break;
     case UNMAP:
+        if (!call.unmapped) call.known = unmap(call.arguments[0], call.arguments[1]);
+        if (call.taken) discharge(&call.record);
         if (!call.known) add(UNTRACKED_FREES, 1);
         break;
     case MAP:

@@ -72,5 +72,8 @@ enum counter {
     ABANDONED_CALLS,      /* that never returned */
     LOST_CALLS,           /* the map of calls was full */
     UNKNOWN_CONTEXTS,     /* ended, and nobody had seen them begin: their memory stays charged until the process ends */
+    UNKNOWN_LOCATIONS,    /* handles whose properties could not be read: taken for the GPU's */
+    UNDELETED,            /* entries that the kernel did not delete: marked, and passed over */
     COUNTERS,
 };
+#define COUNTERS_ROOM 32 /* so that a new counter does not change the map */

@@ -63,9 +63,9 @@ options:
       single: All devices are C(nvidia.com/gpu); they must be of one kind.
   pod_labels:
     description:
-      - The plugin's pod is known by one of these labels, each C(key=value), and by a container that is named C(nvidia-device-plugin-ctr) or
-        C(nvidia-device-plugin), or whose command is C(nvidia-device-plugin). Others that carry such a label, as the Helm chart gives them to GPU
-        feature discovery and the MPS daemon, are left alone.
+      - The plugin's pod is known by one of these labels, each C(key=value). By one of the default ones it is known only where a container is named
+        C(nvidia-device-plugin-ctr) or C(nvidia-device-plugin), or its command is C(nvidia-device-plugin); others that carry such a label, as the
+        Helm chart gives them to GPU feature discovery and the MPS daemon, are left alone.
     type: list
     elements: str
     default: [app=nvidia-device-plugin-daemonset, app.kubernetes.io/name=nvidia-device-plugin, name=nvidia-device-plugin-ds]

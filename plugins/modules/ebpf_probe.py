@@ -15,12 +15,17 @@ description:
   - V(gpu_xid) counts the driver's errors, from the kernel log and from the driver's tracepoint where it has one.
   - Every copy of libcuda on the node gets its probes, the host's and those in containers. A copy that comes later is found when the module runs again.
   - An upgrade of the programs attaches the new ones before it removes the old ones, over the same maps. Nothing is missed and nothing is counted twice.
-  - Nothing survives a reboot. Overwriting a library in place under a probe crashes whoever uses it, so remove the probes before a driver is upgraded.
-    A link to the driver's tracepoint also keeps its module loaded.
+  - Nothing survives a reboot. Overwriting a library in place under a probe crashes whoever uses it, so stop what runs this module by a timer, and
+    remove the probes, before a driver is upgraded. A link to the driver's tracepoint also keeps its module loaded.
+  - Attaching and detaching at functions wait for every process that uses the library. Where one hangs with its memory map locked, the module refuses
+    (V(hung_process)), since all forks on the node would wait too.
+  - Runs on one node wait for each other, as long as O(timeout_seconds) says. Where links and pinned maps do not belong together, as after an
+    interrupted run, everything is attached anew and counts from zero.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
   - gpuops.remediation.attributes
+  - gpuops.remediation.ebpf
   - gpuops.remediation.node.state_dir
 attributes:
   check_mode:
@@ -42,22 +47,13 @@ options:
       present: The probes are attached, and what they have counted is kept.
       absent: No link, map or folder of them is left.
       restarted: They are attached anew and count from zero.
-  probes:
-    description: Which probes are meant.
-    type: list
-    elements: str
-    choices: [cuda_mem, gpu_xid]
-    default: [cuda_mem, gpu_xid]
   libraries:
     description:
       - These copies of libcuda, and no others.
-      - When omitted, they are looked for in the usual folders of each mount namespace and in the maps of all processes.
+      - When omitted, they are looked for in the usual folders of each mount namespace and in the maps of all processes. What a container has mapped
+        from a volume is left alone, since a link keeps the volume busy.
     type: list
     elements: path
-  bpffs_dir:
-    description: Where they are pinned, a folder on a mounted bpf filesystem. It is made.
-    type: path
-    default: /sys/fs/bpf/gpuops
   attach:
     description: How functions are attached to.
     type: str
@@ -73,13 +69,13 @@ options:
     type: int
     default: 262144
   timeout_seconds:
-    description: How long the search for copies of libcuda may take.
+    description: How long the search for copies of libcuda may take, the look for processes that hang, and the wait for another run, each.
     type: float
     default: 30
 requirements:
-  - Linux 5.15 or later on x86_64, with BTF
+  - Linux 5.15 or later on x86_64, with BTF; for V(cuda_mem) none whose seccomp filters can deny the return of a probed function, as in 6.11
   - libbpf 1.0 or later (C(libbpf.so.1))
-  - CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN, which kernels without uprobe_multi need in any case
+  - CAP_SYS_ADMIN
 seealso:
   - module: gpuops.remediation.ebpf_probe_info
 """
@@ -117,23 +113,24 @@ copies:
   type: list
   elements: dict
 deleted:
-  description: Processes that go on with a copy that was deleted, C(path) and C(pid). It gets no new probes.
+  description: Processes that go on with a copy that was deleted, C(path) and C(pid). It keeps its probes, and gets no new ones.
   returned: success
   type: list
   elements: dict
 not_probed:
-  description: Files that look like a copy and got no probes, and why.
+  description: Files that look like a copy and got no probes, and why. One of a container that cannot be read or attached to is no failure.
   returned: success
   type: list
   elements: dict
 error_kind:
   description:
     - Why nothing, or not everything, was done; V(unsupported), V(no_bpffs), V(not_permitted), V(symbol_missing), V(missing_library),
-      V(other_layout), V(search_failed), V(probe_error).
+      V(copy_changed), V(other_layout), V(search_failed), V(hung_process), V(not_alone), V(state_dir), V(probe_error).
   returned: failure
   type: str
 """
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.argspec import EBPF_OPTIONS
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.bring import bring
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec import STATE_DIR_OPTIONS
@@ -141,10 +138,9 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec i
 SPEC = {
     "argument_spec": {
         **STATE_DIR_OPTIONS,
+        **EBPF_OPTIONS,
         "state": {"type": "str", "default": "present", "choices": ["present", "absent", "restarted"]},
-        "probes": {"type": "list", "elements": "str", "choices": ["cuda_mem", "gpu_xid"], "default": ["cuda_mem", "gpu_xid"]},
         "libraries": {"type": "list", "elements": "path"},
-        "bpffs_dir": {"type": "path", "default": "/sys/fs/bpf/gpuops"},
         "attach": {"type": "str", "default": "auto", "choices": ["auto", "multi", "perf"]},
         "max_allocations": {"type": "int", "default": 262144},
         "timeout_seconds": {"type": "float", "default": 30},

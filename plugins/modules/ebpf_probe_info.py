@@ -17,20 +17,10 @@ author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
   - gpuops.remediation.attributes
   - gpuops.remediation.attributes.info_module
+  - gpuops.remediation.ebpf
   - gpuops.remediation.node.state_dir
-options:
-  probes:
-    description: Which probes are meant.
-    type: list
-    elements: str
-    choices: [cuda_mem, gpu_xid]
-    default: [cuda_mem, gpu_xid]
-  bpffs_dir:
-    description: Where they are pinned.
-    type: path
-    default: /sys/fs/bpf/gpuops
 requirements:
-  - CAP_SYS_ADMIN, or CAP_BPF, for the links. The maps alone need no privilege.
+  - CAP_SYS_ADMIN, for the links.
 seealso:
   - module: gpuops.remediation.ebpf_probe
 """
@@ -116,6 +106,7 @@ error_kind:
   type: str
 """
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.argspec import EBPF_OPTIONS
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.info import describe
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec import STATE_DIR_OPTIONS
@@ -124,8 +115,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs im
 SPEC = {
     "argument_spec": {
         **STATE_DIR_OPTIONS,
-        "probes": {"type": "list", "elements": "str", "choices": ["cuda_mem", "gpu_xid"], "default": ["cuda_mem", "gpu_xid"]},
-        "bpffs_dir": {"type": "path", "default": "/sys/fs/bpf/gpuops"},
+        **EBPF_OPTIONS,
     },
 }
 

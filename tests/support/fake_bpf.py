@@ -25,6 +25,8 @@ class FakeBpf:
     def __call__(self, command, attributes):
         if command == OBJ_GET:
             path = os.fsdecode(ctypes.string_at(struct.unpack_from("=Q", attributes)[0]))
+            if path not in self.maps and path not in self.links:
+                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
             return self._descriptor(self.maps.get(path) or self._info(self.links[path]))
         if command == LINK_BY_ID:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))

@@ -37,6 +37,12 @@ class SymbolMissing(ProbeError):
     kind = "symbol_missing"
 
 
+class CopyChanged(ProbeError):
+    """The file at the path is not the one that was found there; a later run finds what is there now."""
+
+    kind = "copy_changed"
+
+
 class OtherLayout(ProbeError):
     """The pinned maps are of a version whose counts cannot be taken over."""
 

@@ -8,7 +8,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import ProbeError, SymbolMissing
@@ -19,6 +22,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir 
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Watchdog
 
 _SOURCE = "libraries"
+_SEARCH_BYTES = 256 << 20
 
 
 class SearchFailed(ProbeError):
@@ -29,6 +33,7 @@ class SearchFailed(ProbeError):
 
 def find(proc: ProcFs, state: StateDir, timeout_seconds: float) -> Found:
     def collect(emit: Any) -> None:
+        _limit_memory()
         scan(proc.root, sorted(proc.pids()), COOKIES, emit)
 
     answers, _abandoned = Watchdog(state, timeout_seconds).collect({_SOURCE: collect})
@@ -36,8 +41,16 @@ def find(proc: ProcFs, state: StateDir, timeout_seconds: float) -> Found:
     for item in answer.items:
         found.add(item)
     if answer.why:
-        raise SearchFailed(f"cannot look for copies of libcuda: {answer.why}", copies=[copy.path for copy in found.copies])
+        at = [item["reading"] for item in answer.items if "reading" in item]
+        where = f"at pid {at[-1]}" if at else "on the host"
+        raise SearchFailed(f"cannot look for copies of libcuda, {where}: {answer.why}", copies=[copy.path for copy in found.copies])
     return found
+
+
+def _limit_memory() -> None:
+    """Of the child, should a file that somebody made up get past every other bound."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + _SEARCH_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 def named(paths: Collection[str]) -> Found:

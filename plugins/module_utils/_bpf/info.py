@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel, memory, xids
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import NotPermitted
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import NotPermitted, ProbeError
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import KINDS, Account, Usage
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import info
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs, isoformat
@@ -47,6 +47,10 @@ def describe(bpffs_dir: str, probe: str, proc: ProcFs) -> dict[str, Any]:
         return {"attached": bool(links), "links": links, **(_READERS[probe](folder / "maps", proc) if names else {})}
     except PermissionError as error:
         raise NotPermitted(f"cannot read {error.filename or folder}: {error.strerror}") from error
+    except FileNotFoundError as error:
+        raise ProbeError(
+            f"{error.filename} is missing: another run is changing the probes, or did not end; run ebpf_probe again"
+        ) from error
 
 
 def _link(pin: Path) -> dict[str, Any]:

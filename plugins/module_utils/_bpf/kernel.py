@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.entry import EM_X86_64
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import NoBpffs, NotPermitted, ProbeError, Unsupported
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import bpf, info, open_pin
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import PinnedMap, bpf, info, open_pin
 
 OLDEST_KERNEL = (5, 15)  # the first whose uprobes can be pinned
 UPROBE_MULTI = 48  # BPF_TRACE_UPROBE_MULTI, the attach type
@@ -28,10 +28,11 @@ _PROG_LOAD, _PIN, _RAW_TRACEPOINT, _LINK_CREATE, _LINK_BY_ID = 5, 6, 17, 28, 30
 _PROGRAM_BY_ID = 13
 _KPROBE, _RAW_TRACEPOINT_PROGRAM = 2, 17
 _BPF_FS_MAGIC = 0xCAFE4A11
-_CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "CAP_BPF": 39}
+_CAP_SYS_ADMIN = 21
 _RETURN_ZERO = bytes([0xB7, 0, 0, 0, 0, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0])
 _RETPROBE = 1
 _REMOVAL_SECONDS = 10.0
+_MAPS_AT, _MOST_MAPS = 52, 64  # in struct bpf_prog_info: nr_map_ids, map_ids; 64 is the kernel's limit
 
 
 def check_machine(release: str, machine: str, *, has_btf: bool, effective: int) -> None:
@@ -43,10 +44,8 @@ def check_machine(release: str, machine: str, *, has_btf: bool, effective: int) 
         raise Unsupported(f"kernel {release} cannot pin a probe, {'.'.join(map(str, OLDEST_KERNEL))} and later can")
     if not has_btf:
         raise Unsupported(f"kernel {release} has no /sys/kernel/btf/vmlinux, from which the probes learn its structures")
-    held = {name for name, bit in _CAPABILITIES.items() if effective >> bit & 1}
-    lacking = [] if "CAP_SYS_ADMIN" in held else sorted({"CAP_BPF", "CAP_PERFMON"} - held)
-    if lacking:
-        raise NotPermitted(f"attaching probes needs {' and '.join(lacking)}")
+    if not effective >> _CAP_SYS_ADMIN & 1:
+        raise NotPermitted("attaching probes needs CAP_SYS_ADMIN, since what is attached already is opened by its number")
 
 
 def require(bpffs_dir: str) -> None:
@@ -107,7 +106,7 @@ def attach_multi(program: int, path: str, sites: Mapping[str, int], cookies: Map
     offsets, values = _array([sites[each] for each in names]), _array([cookies[each] for each in names])
     buffers = (ctypes.addressof(name), ctypes.addressof(offsets), 0, ctypes.addressof(values))
     attributes = struct.pack("=IIII4QIII", program, 0, UPROBE_MULTI, 0, *buffers, len(names), _RETPROBE if returns else 0, 0)
-    return _command(_LINK_CREATE, attributes, f"attach to {path}")
+    return _command(_LINK_CREATE, attributes, "attach to the functions of a library")
 
 
 def attach_raw_tracepoint(program: int, name: str) -> int:
@@ -133,14 +132,30 @@ def link_ids(path: str) -> tuple[int, int]:
     return link, program
 
 
+def map_id(path: str) -> int:
+    with PinnedMap(path) as pinned:
+        return pinned.info.id
+
+
+def program_maps(number: int) -> set[int]:
+    """The ids of the maps that a program uses."""
+    ids = (ctypes.c_uint32 * _MOST_MAPS)()
+    fd = program_by_id(number)
+    try:
+        told = info(fd, 216, struct.pack("=IQ", _MOST_MAPS, ctypes.addressof(ids)).rjust(_MAPS_AT + 12, b"\0"))
+    finally:
+        os.close(fd)
+    return set(ids[: struct.unpack_from("=I", told, _MAPS_AT)[0]])
+
+
 def program_by_id(number: int) -> int:
     return _command(_PROGRAM_BY_ID, struct.pack("=I", number), f"open program {number}")
 
 
 def wait_until_gone(links: Sequence[int]) -> None:
-    """Links end a moment after their last pin."""
-    end = time.monotonic() + _REMOVAL_SECONDS
+    """Links end a moment after their last pin, one after the other."""
     for link in links:
+        end = time.monotonic() + _REMOVAL_SECONDS
         while _exists(link):
             if time.monotonic() > end:
                 raise ProbeError(f"link {link} is held by somebody else and goes on", link=link)

@@ -25,6 +25,8 @@ COUNTERS = (
     "abandoned_calls",
     "lost_calls",
     "unknown_contexts",
+    "unknown_locations",
+    "undeleted",
 )
 _USAGE = struct.Struct(f"={len(KINDS)}Q{len(KINDS)}Q2Q")
 _ACCOUNT = struct.Struct("=QQQQII16s")
@@ -46,6 +48,10 @@ class Usage:
         numbers = _USAGE.unpack(data)
         kinds = len(KINDS)
         return cls(dict(zip(KINDS, numbers)), dict(zip(KINDS, numbers[kinds:])), numbers[-2], numbers[-1])
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self.held_bytes.values()) and not any(self.live.values())
 
     @classmethod
     def sum(cls, usages: Iterable[Usage]) -> Usage:

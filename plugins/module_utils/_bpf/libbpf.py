@@ -51,6 +51,11 @@ class _UprobeOptions(ctypes.Structure):
     ]
 
 
+def require() -> None:
+    """Raises where the library is missing."""
+    _library()
+
+
 def _library() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(_NAME, use_errno=True)
@@ -101,7 +106,7 @@ class LoadedObject:
         options = _UprobeOptions(ctypes.sizeof(_UprobeOptions), 0, cookie, returns, None)
         link = self._library.bpf_program__attach_uprobe_opts(self._program(program), -1, os.fsencode(path), offset, ctypes.byref(options))
         if not link:
-            raise self._error(f"attach to {path}", ctypes.get_errno())
+            raise self._error("attach to a function of a library", ctypes.get_errno())
         try:
             code = self._library.bpf_link__pin(link, os.fsencode(pin))
             if code:

@@ -44,9 +44,9 @@ def open_pin(path: str, *, read_only: bool = True) -> int:
         raise OSError(error.errno, error.strerror, path) from error
 
 
-def info(fd: int, size: int) -> bytes:
-    """struct bpf_{map,prog,link}_info, as far as the kernel fills it."""
-    buffer = ctypes.create_string_buffer(size)
+def info(fd: int, size: int, given: bytes = b"") -> bytes:
+    """struct bpf_{map,prog,link}_info, as far as the kernel fills it. `given` is how it begins: addresses in it must stay valid."""
+    buffer = ctypes.create_string_buffer(given, size)
     bpf(_INFO, struct.pack("=IIQ", fd, size, ctypes.addressof(buffer)))
     return buffer.raw
 

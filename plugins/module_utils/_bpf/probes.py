@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.objects im
 
 ENTER, LEAVE = "enter", "leave"
 DRIVER_TRACEPOINT = "nvidia_dev_xid"  # of drivers since 575.51.02, with the open kernel modules
+
+_FILE = re.compile(r"[0-9a-f]+_(\d+-\d+)-(\d+)-")
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,12 @@ class Link:
         return (
             f"{self.program} of {self.functions[0] if len(self.functions) == 1 else f'{len(self.functions)} functions'} in {self.copy.path}"
         )
+
+
+def file_of(link: str) -> tuple[str, int] | None:
+    """The device and inode by a link's name; None of a tracepoint's."""
+    match = _FILE.match(link)
+    return (match.group(1), int(match.group(2))) if match else None
 
 
 def wanted(probe: Probe, copies: Iterable[Copy], *, multi: bool, driver_tracepoint: bool) -> dict[str, Link]:

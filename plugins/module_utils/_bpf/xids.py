@@ -59,8 +59,17 @@ def counts(maps: Path) -> list[XidCount]:
 def events(maps: Path, after: int = 0) -> list[XidEvent]:
     """The last ones, oldest first, after the number that a reader has seen."""
     with PinnedMap(str(maps / "events")) as entries:
-        found = [XidEvent.parse(value) for _slot, value in entries.items()]
+        found = [XidEvent.parse(_whole(entries, slot, value)) for slot, value in entries.items()]
     return sorted((event for event in found if event and event.number > after), key=lambda event: event.number)
+
+
+def _whole(entries: PinnedMap, slot: bytes, value: bytes) -> bytes:
+    """Reads an event until it is the same twice: its number is 0 while it is written, but the kernel copies no event at once."""
+    while True:
+        again = entries.get(slot) or value
+        if again == value:
+            return value
+        value = again
 
 
 def counters(maps: Path) -> dict[str, int]:

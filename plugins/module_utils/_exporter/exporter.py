@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils import _names as names
-from ansible_collections.gpuops.remediation.plugins.module_utils._exporter import page, server
+from ansible_collections.gpuops.remediation.plugins.module_utils._exporter import handover, page, server
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.config import Config
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.samples import STALE_SECONDS, Known, Sample, samples
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import info, nvml
-from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir, StateDirError
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Answer, Watchdog
 
 _PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
@@ -60,7 +60,7 @@ class Exporter:
         now = time.time()
         up = answers["nvml"].why is None
         self._nvml = Source(up, now if up else self._nvml.told_seconds)
-        state = self._state()
+        state = handover.read(Path(self._config.state_file), node.proc.boot_id())
         _told, gpus = info.join({**answers, "processes": Answer(why="root's reader asks")}, state["gpus"] if state else [], node.dev_root)
         known = Known(
             node=self._config.node_name,
@@ -72,15 +72,6 @@ class Exporter:
             costs=_costs(state),
         )
         self._page = _Page(page.render(samples(known, self._config.max_owners)), time.time(), self._sources(state))
-
-    def _state(self) -> Optional[Mapping[str, Any]]:
-        """What root's reader wrote in this boot."""
-        file = Path(self._config.state_file)
-        try:
-            found: Mapping[str, Any] = StateDir(str(file.parent)).read(file.name, {})
-        except StateDirError:
-            return None
-        return found if found.get("boot_id") == self._node.proc.boot_id() else None
 
     def _sources(self, state: Optional[Mapping[str, Any]]) -> dict[str, Source]:
         if state is None:

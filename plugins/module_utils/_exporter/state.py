@@ -18,13 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._exporter import xids
+from ansible_collections.gpuops.remediation.plugins.module_utils._exporter import handover, xids
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.config import Config
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.owners import owned
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import holders, info, nvml
 from ansible_collections.gpuops.remediation.plugins.module_utils._node import kernel_log
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
-from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir, StateDirError
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Answer, Collect, Watchdog
 
 SHOWN = {"nvml": "processes", "kernel_log": "kernel_log"}  # sources whose age is a metric, and what the metric calls what they tell
@@ -55,18 +54,12 @@ def write(config: Config) -> None:
     document = put_together(answers, before, info.earlier(node, boot_id), node.dev_root, boot_id, time.time())
     document["abandoned"] = len(abandoned)
     document["cost"] = _cost(before)
-    StateDir(str(file.parent)).write(file.name, document)
+    handover.write(file, document)
 
 
 def earlier(file: Path, boot_id: str) -> dict[str, Any]:
-    """Of this boot only. One that cannot be read is begun anew: the kernel log still has what it has."""
-    try:
-        found: dict[str, Any] = StateDir(str(file.parent)).read(file.name, {})
-    except StateDirError:
-        found = {}
-    if found.get("boot_id") == boot_id:
-        return found
-    return {
+    """One that is not there to be read is begun anew: the kernel log still has what it has."""
+    return handover.read(file, boot_id) or {
         "boot_id": boot_id,
         "written_seconds": 0.0,
         "sources": {},

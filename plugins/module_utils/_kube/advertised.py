@@ -72,19 +72,17 @@ def shared(node: Mapping[str, Any]) -> list[str]:
 
 
 def plugin_pods(pods: Iterable[Pod], labels: Sequence[str]) -> list[Pod]:
-    """Those that carry one of the labels (`key=value`), have the plugin in them, and are not on their way out.
+    """Those that carry one of the labels (`key=value`) and are not on their way out.
 
-    The chart labels the pods of GPU feature discovery and of the MPS daemon like the plugin's.
+    The chart labels the pods of GPU feature discovery and of the MPS daemon like the plugin's: by such a label a pod has to have the plugin in it.
+    Who gives the plugin's pods another label may have named its container and its command too.
     """
-    wanted = [tuple(label.split("=", 1)) for label in labels]
-    return [
-        pod
-        for pod in pods
-        if not terminating(pod)
-        and not finished(pod)
-        and any((pod["metadata"].get("labels") or {}).get(key) == value for key, value in wanted)
-        and any(map(_is_plugin, pod["spec"]["containers"]))
-    ]
+
+    def known(pod: Pod) -> bool:
+        has = {f"{key}={value}" for key, value in (pod["metadata"].get("labels") or {}).items()} & set(labels)
+        return not has <= set(PLUGIN_LABELS) or (bool(has) and any(map(_is_plugin, pod["spec"]["containers"])))
+
+    return [pod for pod in pods if not terminating(pod) and not finished(pod) and known(pod)]
 
 
 def _is_plugin(container: Mapping[str, Any]) -> bool:

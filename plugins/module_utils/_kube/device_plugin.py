@@ -138,7 +138,8 @@ class DevicePlugin:
         if not seen.pods:
             raise PluginMissing(
                 f"node {self._writer.name} advertises {_told(seen.resources)}, which is not what is there, and has no pod of the device plugin "
-                f"(a label of {', '.join(self._want.labels)}, and a container {' or '.join(advertised.PLUGIN_CONTAINERS)} or such a command)"
+                f"(a label of {', '.join(self._want.labels)}; by NVIDIA's own labels also a container {' or '.join(advertised.PLUGIN_CONTAINERS)} "
+                "or such a command)"
             )
         name = "pod/{namespace}/{name}".format(**describe(self._pod(seen)))
         return [Step("restart", name, dict(seen.resources), dict(seen.wanted))]

@@ -293,17 +293,17 @@ class Incidents(Queue):
         with self.write() as connection:
             rows = [self._incident(connection, incident_id) for incident_id in incident_ids]
             waiting = [row for row in rows if row.state == "fenced_waiting"]
-            if not all(self._has_room(connection, row.node, max_running) for row in waiting):
+            if not all(self._has_room(connection, node, max_running) for node in {row.node for row in waiting}):
                 for row in waiting:
                     self._update(connection, row.id, asked_at=self.now() if asks_again else None)
                 return False, []
-            begun = [self._record(connection, self._begin(connection, row, limits)) for row in waiting]
-            self._tell_without(connection)
-            return True, begun
+            return True, [self._record(connection, self._begin(connection, row, limits)) for row in waiting]
 
     def _begin(self, connection: sa.Connection, row: Any, limits: Limits) -> Any:
         now = self.now()
-        return self._update(connection, row.id, state="running", clock_at=now, deadline_at=after_waiting(now, limits))
+        row = self._update(connection, row.id, state="running", clock_at=now, deadline_at=after_waiting(now, limits))
+        self._tell_without(connection)
+        return row
 
     def _insert(
         self, connection: sa.Connection, want: Want, limits: Limits, *, state: str = "running", incident_id: Optional[str] = None
@@ -563,7 +563,10 @@ class Incidents(Queue):
         values = {"state": state, "reason": reason, "ended_at": row.ended_at or now, **more}
         if state in CLOSED_STATES:
             values.update(open_key=None, closed_at=now)
+        waited = row.state == "fenced_waiting"
         row = self._update(connection, row.id, **values)
+        if waited:
+            self._tell_without(connection)
         if state == "cancelled_by_human":
             self._leave_changes(connection, row.id)
         record = self._record(connection, row)

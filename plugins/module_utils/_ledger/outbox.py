@@ -43,9 +43,9 @@ class Outbox(Database):
     ) -> bool:
         if connection.execute(sa.select(OUTBOX.c.id).where(OUTBOX.c.key == key)).first():
             return False
-        now = self.now()
+        due_at = due_at or self.now()
         row = {"key": key, "topic": topic, "payload": dict(payload), "incident_id": incident_id}
-        connection.execute(sa.insert(OUTBOX).values(**row, created_at=now, due_at=due_at or now, attempts=0))
+        connection.execute(sa.insert(OUTBOX).values(**row, created_at=due_at, due_at=due_at, attempts=0))
         return True
 
     def claim_notifications(self, limit: int = 50, incident_id: Optional[str] = None, channels: Sequence[str] = ()) -> list[dict[str, Any]]:

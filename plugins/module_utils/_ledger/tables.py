@@ -209,7 +209,7 @@ else:
         sa.Column("incident_id", sa.String(40)),
         sa.Column("topic", sa.String(40), nullable=False),
         sa.Column("payload", sa.JSON, nullable=False),
-        sa.Column("created_at", UtcTime, nullable=False),
+        sa.Column("created_at", UtcTime, nullable=False),  # of one that is held back: when it may first be sent
         sa.Column("due_at", UtcTime, nullable=False, index=True),  # not before; a claim moves it on
         sa.Column("attempts", sa.Integer, nullable=False),
         sa.Column("sent_at", UtcTime),

@@ -77,7 +77,7 @@ def _once_there_is_a_driver(params: Mapping[str, Any], node: Node, ends: float) 
 
 
 def _allocated(kubelet_dir: str, node: Node) -> list[str]:
-    """A node without the file has no kubelet that gives devices away.
+    """A node without the file has no kubelet that gives devices away. Who hands out other things than NVIDIA's plugin names them as it likes.
 
     Instances also of a boot before: what is there no more is in nobody's way. A GPU is there again, and nobody has it since.
     """
@@ -86,7 +86,7 @@ def _allocated(kubelet_dir: str, node: Node) -> list[str]:
         return []
     devices = [device for one in device_allocations.read(kubelet_dir)["allocations"] for device in one["devices"]]
     old = checkpoint.stat().st_mtime < node.proc.boot_time()
-    return [device for device in devices if not old or device.startswith("MIG-")]
+    return [device for device in devices if device.startswith("MIG-") or (device.startswith("GPU-") and not old)]
 
 
 def _refuse_locked(node: Node) -> None:

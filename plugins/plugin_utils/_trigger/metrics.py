@@ -63,7 +63,7 @@ class LedgerMetrics:
         yield Gauge(_names.METRIC_INCIDENTS_OVERDUE, "Incidents that run although their time is over", figures.overdue)
         yield Gauge(_names.METRIC_WAITING_OLDEST, "How long an incident has waited for room, the longest", _age(figures.waiting_since))
         yield Gauge("gpuops_breaker_tripped", "Whether the breaker has tripped", figures.breaker_tripped)
-        yield Gauge("gpuops_outbox_oldest_seconds", "Age of the oldest notification that is not sent", _age(figures.outbox_since))
+        yield Gauge("gpuops_outbox_oldest_seconds", "Age of the oldest notification that is due and not sent", _age(figures.outbox_since))
         yield Gauge(
             "gpuops_reconcile_last_timestamp_seconds",
             "When a reconcile last turned to the nodes or got to its end; 0 for never",

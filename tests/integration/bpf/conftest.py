@@ -9,15 +9,17 @@ They are pinned in a mount namespace that a process of the test holds: however t
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.modules import ebpf_probe, ebpf_probe_info
+from cluster.objects import wait_until
 from run_module import run_module
 
 HERE = Path(__file__).parent
@@ -61,8 +63,10 @@ class Namespace:
         assert result.get("error_kind") == refused, result
         return result
 
-    def info(self):
-        return run_module(ebpf_probe_info.main, bpffs_dir=self.bpffs, probes=["cuda_mem"])["cuda_mem"]
+    def info(self, refused=None):
+        result = run_module(ebpf_probe_info.main, bpffs_dir=self.bpffs, probes=["cuda_mem"])
+        assert result.get("error_kind") == refused, result
+        return result if refused else result["cuda_mem"]
 
 
 @pytest.fixture
@@ -74,6 +78,23 @@ def namespace(tmp_path) -> Iterator[Namespace]:
             pytest.skip("no bpf filesystem can be mounted here")
         yield Namespace(holder, tmp_path / "state")
         holder.stdin.close()
+
+
+@pytest.fixture
+def container_cgroup():
+    """Folders like a container's, in the unified hierarchy and in the memory controller's where that is apart."""
+    mounts = [line.split()[1:4] for line in Path("/proc/mounts").read_text().splitlines()]
+    roots = {kind: where for where, kind, options in mounts if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(","))}
+    identifier = "ab" * 32
+    folders = {kind: Path(root, f"gpuops-test-{os.getpid()}", "docker", identifier) for kind, root in roots.items()}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+    yield identifier, folders
+    for folder in folders.values():
+        wait_until(lambda folder=folder: not folder.exists() or not (folder / "cgroup.procs").read_text(), "the cgroup empty")
+        for each in (folder, folder.parent, folder.parent.parent):
+            with contextlib.suppress(FileNotFoundError):  # the test has
+                each.rmdir()
 
 
 class Caller:
@@ -103,7 +124,7 @@ def caller():
     """Starts processes that call a library as told."""
     started = []
 
-    @contextmanager
+    @contextlib.contextmanager
     def start(library, wrap=()):
         command = [*wrap, sys.executable, str(HERE / "caller.py"), str(library)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -80,7 +80,10 @@ int impl_cuMemAllocPitch_v2(uint64_t *out, size_t *pitch, size_t width, size_t h
 int impl_cuMemFree_v2(uint64_t address) { return give(address); }
 int impl_cuMemFreeAsync(uint64_t address, void *stream) { return give(address); }
 int impl_cuMemFreeHost(uint64_t address) { return give(address); }
-int impl_cuMemCreate(uint64_t *handle, size_t size, void *properties, uint64_t flags) { return take(handle, size); }
+int impl_cuMemCreate(uint64_t *handle, size_t size, void *properties, uint64_t flags) {
+    (void)*(volatile int *)((char *)properties + 8);
+    return take(handle, size);
+}
 int impl_cuMemRelease(uint64_t handle) { return fails() ? LAUNCH_FAILURE : SUCCESS; } /* no handle is used again: a mapping may still need it */
 int impl_cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, uint64_t flags) {
     if (!handle) return INVALID_VALUE;
@@ -92,7 +95,7 @@ int impl_cuMemRetainAllocationHandle(uint64_t *handle, uint64_t address) {
     *handle = mapped[address / MAPPING % MAPPINGS];
     return SUCCESS;
 }
-int impl_cuMemUnmap(uint64_t address, size_t size) { return SUCCESS; }
+int impl_cuMemUnmap(uint64_t address, size_t size) { return fails() ? LAUNCH_FAILURE : SUCCESS; }
 int impl_cuCtxCreate_v2(uint64_t *context, unsigned flags, int device) {
     static uint64_t contexts = 0xc0000;
     *context = __sync_add_and_fetch(&contexts, 16);

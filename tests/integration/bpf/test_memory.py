@@ -27,12 +27,20 @@ ON_HOST = [0] * 8 + [2] + [0] * 23
 
 
 def held(namespace, pid=None):
-    """Bytes by kind, without those of which there are none; of one process, or by its cgroups of all."""
-    found = [account.usage for account in memory.accounts(namespace.maps) if pid in (None, account.tgid)]
-    by_kind = Usage.sum(found).held_bytes
+    """Bytes by kind, without those of which there are none; of one process, or of all, as their cgroups have it too."""
+    found = by_kind(account.usage for account in memory.accounts(namespace.maps) if pid in (None, account.tgid))
     if pid is None:
-        assert by_kind == Usage.sum(memory.cgroups(namespace.maps).values()).held_bytes
-    return {kind: size for kind, size in by_kind.items() if size}
+        assert found == held_by_cgroups(namespace)
+    return found
+
+
+def held_by_cgroups(namespace):
+    """The maps are read one after the other: where a process may be ending, this may be the older or the newer."""
+    return by_kind(memory.cgroups(namespace.maps).values())
+
+
+def by_kind(usages):
+    return {kind: size for kind, size in Usage.sum(usages).held_bytes.items() if size}
 
 
 def counted(namespace):
@@ -69,7 +77,9 @@ def test_calls_of_threads_and_processes_are_exact(namespace, built, shape, attac
         wait_until(lambda: memory.counters(namespace.maps)["untracked_frees"] > 0, "the child's frees")
         assert held(namespace) == total(0, 1, 2, 3)
         tell(1, "exec")
-        wait_until(lambda: held(namespace) == total(0, 2, 3), "nothing left of the one that exec'ed")
+        wait_until(lambda: held_by_cgroups(namespace) == total(0, 2, 3), "nothing left of the one that exec'ed")
+        wait_until(lambda: len(memory.accounts(namespace.maps)) == 3, "its account gone")
+        assert held(namespace) == total(0, 2, 3)
         running[2].kill()
         running[2].wait()
         assert held(namespace) == total(0, 3)
@@ -125,6 +135,37 @@ def test_a_release_or_a_mapping_that_fails_changes_nothing(namespace, built, cal
         process.ok("cuMemRelease", handle)
         assert held(namespace) == {}
         assert counted(namespace) == {}
+
+
+def test_properties_are_read_when_the_driver_has_read_them(namespace, built, caller):
+    """At the entry their page is not in memory yet. What cannot be read at all is taken for the GPU's, and counted."""
+    namespace.probe(libraries=[built["push"]])
+    with caller(built["push"]) as process:
+        process.ok("cuMemCreate", None, 64 * KIB, {"mapped": ON_DEVICE}, 0)
+        process.ok("cuMemCreate", None, KIB, {"mapped": ON_HOST}, 0)
+        assert held(namespace) == {"handle": 64 * KIB, "host": KIB}
+        assert counted(namespace) == {}
+        process.ok("cuMemCreate", None, 2 * KIB, [0] * 32, 0)
+        assert held(namespace) == {"handle": 66 * KIB, "host": KIB}
+        assert counted(namespace) == {"unknown_locations": 1}
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_an_unmapping_that_fails_changes_nothing(namespace, built, caller, parts):
+    namespace.probe(libraries=[built["push"]])
+    start, size = 0x7F0000000000, parts * 64 * KIB
+    with caller(built["push"]) as process:
+        for part in range(parts):
+            handle = process.ok("cuMemCreate", None, 64 * KIB, ON_DEVICE, 0)
+            process.ok("cuMemMap", start + part * 64 * KIB, 64 * KIB, 0, handle, 0)
+            process.ok("cuMemRelease", handle)
+        process.ok("fail_once")
+        assert process.call("cuMemUnmap", start, size) == [719]
+        assert held(namespace) == {"handle": size}
+        process.ok("cuMemUnmap", start, size)
+        assert held(namespace) == {}
+        assert process.call("cuMemUnmap", start, size) == [0]
+        assert counted(namespace) == {"untracked_frees": 1}
 
 
 def test_a_nested_call_counts_once(namespace, built, caller):
@@ -190,6 +231,48 @@ def test_a_primary_context_ends_with_its_last_reference_or_a_reset(namespace, bu
         process.ok("cuDevicePrimaryCtxRetain", None, 0)
         process.ok("cuMemAlloc_v2", None, KIB)
         process.ok("cuDevicePrimaryCtxReset_v2", 0)
+        assert held(namespace) == {}
+
+
+def test_a_primary_context_that_two_threads_retain_at_once_has_two_references(namespace, built, tmp_path):
+    namespace.probe(libraries=[built["push"]])
+    (tmp_path / "race.c").write_text("""
+        #include <pthread.h>
+        int cuDevicePrimaryCtxRetain(void **, int);
+        static volatile int arrived;
+        static void *retain(void *unused) {
+            for (int device = 0; device < 1000; device++) {
+                void *context;
+                __sync_fetch_and_add(&arrived, 1);
+                while (arrived < 2 * (device + 1)) ; /* a barrier that sleeps would let one go first */
+                cuDevicePrimaryCtxRetain(&context, device);
+            }
+            return 0;
+        }
+        int main(void) {
+            pthread_t threads[2];
+            for (int i = 0; i < 2; i++) pthread_create(&threads[i], 0, retain, 0);
+            for (int i = 0; i < 2; i++) pthread_join(threads[i], 0);
+        }""")
+    subprocess.run(["gcc", "-o", tmp_path / "race", tmp_path / "race.c", built["push"], "-lpthread"], check=True)
+    subprocess.run([tmp_path / "race"], env={"LD_LIBRARY_PATH": str(built["push"].parent)}, check=True)
+    with PinnedMap(str(namespace.maps / "primaries")) as primaries:
+        references = [struct.unpack("=Qq", value)[1] for _key, value in primaries.items()]
+    assert references == [2] * 1000
+
+
+def test_a_context_that_was_reset_ends_once(namespace, built, caller):
+    """With its last reference. Memory of an unknown context stays while more than one may have it."""
+    namespace.probe(libraries=[built["push"]])
+    with caller(built["push"]) as process:
+        for device in range(3):
+            process.ok("cuDevicePrimaryCtxRetain", None, device)
+        process.ok("cuDevicePrimaryCtxReset_v2", 0)
+        process.ok("cuDevicePrimaryCtxRelease_v2", 0)
+        process.ok("cuMemAlloc_v2", None, KIB)
+        process.ok("cuDevicePrimaryCtxRelease_v2", 1)
+        assert held(namespace) == {"device": KIB}
+        process.ok("cuDevicePrimaryCtxRelease_v2", 2)
         assert held(namespace) == {}
 
 
@@ -361,6 +444,23 @@ def test_a_handle_that_is_retained_lasts_longer(namespace, built, caller):
         assert held(namespace) == {"handle": 64 * KIB}
         process.ok("cuMemRelease", handle)
         assert held(namespace) == {}
+
+
+def test_a_cgroup_that_is_gone_is_swept(namespace, built, caller, container_cgroup):
+    _identifier, folders = container_cgroup
+    namespace.probe(libraries=[built["push"]])
+    with caller(built["push"]) as process:
+        for folder in folders.values():
+            (folder / "cgroup.procs").write_text(str(process.pid))
+        process.ok("cuMemAlloc_v2", None, KIB)
+    gone = folders["cgroup2"].stat().st_ino
+    namespace.probe(libraries=[built["push"]])
+    assert gone in {ids.v2 for ids in memory.cgroups(namespace.maps)}
+    for folder in folders.values():
+        wait_until(lambda folder=folder: not (folder / "cgroup.procs").read_text(), "the cgroup empty")
+        folder.rmdir()
+    namespace.probe(libraries=[built["push"]])
+    assert gone not in {ids.v2 for ids in memory.cgroups(namespace.maps)}
 
 
 def test_what_an_ended_process_left_is_swept(namespace, built, caller):

@@ -19,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import bring, kernel, memory
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import bring, kernel, libbpf, libraries, memory, seccomp
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import COOKIES
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import PinnedMap, bpf
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs, parse_seconds
 from cluster.objects import wait_until
@@ -78,7 +79,10 @@ def test_restarted_counts_from_zero(namespace, built, caller):
     with caller(built["push"]) as process:
         process.ok("cuMemAlloc_v2", None, KIB)
         assert device_bytes(namespace) == KIB
-        assert namespace.probe("restarted", libraries=[built["push"]])["changed"]
+        promised = namespace.probe("restarted", libraries=[built["push"]], check_mode=True)
+        assert [step["action"] for step in promised["actions"]] == ["detach"] * 4 + ["forget"] + ["attach"] * 4
+        made = namespace.probe("restarted", libraries=[built["push"]])
+        assert {key: made[key] for key in ("after", "actions")} == {key: promised[key] for key in ("after", "actions")}
         assert device_bytes(namespace) == 0
         process.ok("cuMemAlloc_v2", None, KIB)
         assert device_bytes(namespace) == KIB
@@ -130,6 +134,23 @@ def test_a_loader_that_is_killed_midway_is_made_good(namespace, built, caller, m
         assert not Path(namespace.bpffs).exists()
 
 
+@pytest.mark.parametrize("lost", ["all", "one"])
+def test_links_whose_maps_are_not_the_pinned_ones_are_attached_anew(namespace, built, caller, lost):
+    """As two loaders at once, or one that was interrupted, could leave them."""
+    namespace.probe(libraries=[built["push"]])
+    for pin in list(namespace.maps.iterdir()) if lost == "all" else [namespace.maps / "accounts"]:
+        pin.unlink()
+    assert namespace.info(refused="probe_error")["msg"]
+    promised = namespace.probe(libraries=[built["push"]], check_mode=True)
+    made = namespace.probe(libraries=[built["push"]])
+    assert [step["action"] for step in made["actions"]] == ["detach"] * 4 + ["forget"] + ["attach"] * 4
+    assert made["after"] == promised["after"] and made["actions"] == promised["actions"]
+    with caller(built["push"]) as process:
+        process.ok("cuMemAlloc_v2", None, KIB)
+        assert device_bytes(namespace) == KIB
+    assert not namespace.probe(libraries=[built["push"]])["changed"]
+
+
 def test_maps_of_another_size_are_refused_and_left(namespace, built):
     namespace.probe(libraries=[built["push"]])
     namespace.probe(libraries=[])
@@ -162,8 +183,14 @@ def test_one_file_seen_in_two_places_counts_once(namespace, built, caller, tmp_p
 
 
 def test_copies_are_found_in_other_namespaces_and_gone_ones_are_told(namespace, built, caller, tmp_path):
-    subprocess.run(namespace.enter("mount", "-t", "tmpfs", "tmpfs", tmp_path), check=True)
-    private, doomed = tmp_path / "libcuda.so.580.1", tmp_path.parent / f"{tmp_path.name}-doomed" / "libcuda.so.1"
+    """In the usual places. One that is mapped from elsewhere, and a volume, has to be named."""
+    private, doomed = Path("/run/nvidia/driver/usr/lib/some-linux-gnu/libcuda.so.580.1"), tmp_path / "doomed/libcuda.so.1"
+    volume = tmp_path / "volume/libcuda.so.1"
+    volume.parent.mkdir()
+    for where in ("/run", volume.parent):
+        subprocess.run(namespace.enter("mount", "-t", "tmpfs", "tmpfs", where), check=True)
+    subprocess.run(namespace.enter("mkdir", "-p", private.parent), check=True)
+    subprocess.run(namespace.enter("cp", built["thunk"], volume), check=True)
     doomed.parent.mkdir()
     shutil.copy(built["thunk"], doomed)
     subprocess.run(namespace.enter("cp", built["thunk"], private), check=True)
@@ -174,6 +201,45 @@ def test_copies_are_found_in_other_namespaces_and_gone_ones_are_told(namespace, 
         assert [copy["pids"] for copy in result["copies"] if copy["path"].endswith(str(private))] == [[inside.pid]]
         inside.ok("cuMemAlloc_v2", None, KIB)
         assert [(each.tgid, each.usage.held_bytes["device"]) for each in memory.accounts(namespace.maps)] == [(inside.pid, KIB)]
+    with caller(volume, wrap=namespace.enter()) as inside:
+        (skipped,) = [each for each in namespace.probe()["not_probed"] if each["path"].endswith(str(volume))]
+        assert "volume" in skipped["why"]
+        namespace.probe(libraries=[f"{namespace.root}{volume}"])
+        inside.ok("cuMemAlloc_v2", None, KIB)
+        assert device_bytes(namespace) == KIB
+
+
+def test_a_copy_that_is_deleted_keeps_its_probes_while_it_is_used(namespace, caller, built, tmp_path):
+    doomed = tmp_path / "libcuda.so.1"
+    shutil.copy(built["push"], doomed)
+    with caller(doomed) as process:
+        namespace.probe()
+        address = process.ok("cuMemAlloc_v2", None, KIB)
+        doomed.unlink()
+        assert not namespace.probe()["changed"]
+        process.ok("cuMemFree_v2", address)
+        assert device_bytes(namespace) == 0
+    assert [step["action"] for step in namespace.probe()["actions"]] == ["detach", "detach"]
+
+
+def test_a_copy_that_the_kernel_refuses_is_told_and_the_others_are_probed(namespace, built, caller, tmp_path):
+    """An instruction that no processor has, where a function begins. The process that has it mapped is in another root than the host's."""
+    good, bad = tmp_path / "good/libcuda.so.1", tmp_path / "bad/libcuda.so.1"
+    for path in (good, bad):
+        path.parent.mkdir()
+        shutil.copy(built["push"], path)
+    site = libraries.Copy.read(str(bad), COOKIES).sites["cuMemAlloc_v2"]
+    with open(bad, "r+b") as file:
+        file.seek(site)
+        file.write(b"\x06" * 8)
+    with caller(good) as process, caller(bad) as other:
+        result = namespace.probe()
+        (why,) = [each["why"] for each in result["not_probed"] if each["path"].endswith(str(bad))]
+        assert "cannot attach to the functions" in why
+        assert not [copy for copy in result["copies"] if other.pid in copy["pids"]]
+        process.ok("cuMemAlloc_v2", None, KIB)
+        assert device_bytes(namespace) == KIB
+        assert not namespace.probe()["changed"]
 
 
 def test_a_process_in_a_pid_namespace_is_known_by_both_its_numbers(namespace, built, caller):
@@ -184,22 +250,6 @@ def test_a_process_in_a_pid_namespace_is_known_by_both_its_numbers(namespace, bu
         parent = ProcFs("/proc").process(account.tgid).parent
         assert (account.ns_tgid, process.own_pid, parent) == (1, 1, process.pid)
         assert account.comm.startswith("python")
-
-
-@pytest.fixture
-def container_cgroup():
-    """Folders like a container's, in the unified hierarchy and in the memory controller's where that is apart."""
-    mounts = [line.split()[1:4] for line in Path("/proc/mounts").read_text().splitlines()]
-    roots = {kind: where for where, kind, options in mounts if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(","))}
-    identifier = "ab" * 32
-    folders = {kind: Path(root, f"gpuops-test-{os.getpid()}", "docker", identifier) for kind, root in roots.items()}
-    for folder in folders.values():
-        folder.mkdir(parents=True)
-    yield identifier, folders
-    for folder in folders.values():
-        wait_until(lambda folder=folder: not (folder / "cgroup.procs").read_text(), "the cgroup empty")
-        for each in (folder, folder.parent, folder.parent.parent):
-            each.rmdir()
 
 
 def test_memory_is_told_by_process_container_and_cgroup(namespace, built, caller, container_cgroup):
@@ -263,13 +313,35 @@ except OSError as error:
     assert output.split() == [str(KIB), str(errno.EACCES)]
 
 
-def test_refusals(namespace, built, tmp_path):
+def test_refusals(namespace, built, tmp_path, monkeypatch):
     stranger = tmp_path / "libcuda.so.1"
     subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "/dev/null", "-o", stranger], check=True)
     assert "does not export cuMemAlloc_v2" in namespace.probe(libraries=[stranger], refused="symbol_missing")["msg"]
     assert "not a library" in namespace.probe(libraries=[__file__], refused="symbol_missing")["msg"]
+    with monkeypatch.context() as without:
+        without.setattr(libbpf, "_NAME", "libbpf.so.none")
+        for check_mode in (True, False):
+            namespace.probe(libraries=[built["push"]], check_mode=check_mode, refused="missing_library")
     namespace.bpffs = str(tmp_path / "bpf")
     assert "mount -t bpf" in namespace.probe(libraries=[built["push"]], refused="no_bpffs")["msg"]
+
+
+def test_a_process_under_a_seccomp_filter_goes_on(namespace, built, caller):
+    """One that denies the system call by which a probed function returns. On a kernel that would end the process the probes are refused instead."""
+    deny = """
+import os, sys
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import seccomp
+assert seccomp._deny(seccomp.URETPROBE)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+    if seccomp.ends_processes(seccomp.URETPROBE, (0,), confined=False):
+        namespace.probe(libraries=[built["push"]], refused="unsupported")
+        return
+    namespace.probe(libraries=[built["push"]])
+    wrap = ["env", f"PYTHONPATH={':'.join(sys.path)}", sys.executable, "-c", deny]
+    with caller(built["push"], wrap=wrap) as process:
+        process.ok("cuMemAlloc_v2", None, KIB)
+        assert device_bytes(namespace) == KIB
 
 
 def test_the_objects_are_what_the_source_compiles_to(tmp_path):

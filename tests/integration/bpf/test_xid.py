@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import xids
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libbpf import LoadedObject
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import bpf
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import PinnedMap, bpf
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES
 from cluster.objects import wait_until
 
@@ -58,6 +58,10 @@ def test_lines_within_a_second_are_one_error(maps, pci):
     time.sleep(1.1)
     say(f"NVRM: Xid (PCI:{pci}): 13, again")
     wait_until(lambda: told(maps, pci) == {13: (2, 4, 0), 31: (1, 1, 0)}, "the later one counted")
+
+
+def test_a_second_run_changes_nothing(maps, namespace):
+    assert not namespace.probe(probes=["gpu_xid"])["changed"]
 
 
 def test_every_form_of_the_line(maps, pci):
@@ -121,6 +125,31 @@ def run(program, *arguments):
     """Once, as if its tracepoint had fired."""
     given = (ctypes.c_uint64 * 3)(*arguments)
     bpf(TEST_RUN, struct.pack("=IIIIQQIIIIQQ", program, 0, 0, 0, 0, 0, 0, 0, 24, 0, ctypes.addressof(given), 0))
+
+
+def test_a_line_ends_where_the_kernel_says(maps, pci):
+    """What lies behind it in memory is another line's."""
+    memory = KernelMemory()
+    line = f"NVRM: Xid (PCI:{pci}): 13"
+    with LoadedObject(PROBES["gpu_xid"].image, str(maps), {}, {}) as loaded:
+        for length in (len(line), len(line) - 4):
+            memory.write(f"{line}5, of an older line".encode())
+            run(loaded.program_fd("on_console"), memory.address, length)
+    memory.close()
+    assert told(maps, pci) == {13: (1, 1, 0)}
+    assert [event.text for event in xids.events(maps) if event.pci_bus_id == pci] == [line]
+
+
+def test_an_error_that_another_cpu_saw_a_moment_later_is_the_same(maps, pci):
+    later = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + 10**9
+    with PinnedMap(str(maps / "xids"), read_only=False) as counts:
+        key, value = (
+            ctypes.create_string_buffer(data)
+            for data in (struct.pack("=20sI", pci.encode(), 13), struct.pack("=5Q", 1, 1, 0, later, later))
+        )
+        bpf(MAP_UPDATE, struct.pack("=IIQQQ", counts.fd, 0, ctypes.addressof(key), ctypes.addressof(value), 0))
+    say(f"NVRM: Xid (PCI:{pci}): 13, now")
+    wait_until(lambda: told(maps, pci) == {13: (1, 2, 0)}, "the line counted, and no other error")
 
 
 def test_the_tracepoint_and_the_log_tell_of_one_error(maps, pci):

@@ -85,8 +85,8 @@ def test_killed(controller):
     assert not alive(pid)
 
 
-def test_one_that_takes_long_to_exit(controller, tmp_path):
-    """Ansible kills it when its play is over, and the next play goes on, looked at several times."""
+def test_lingers(controller, tmp_path):
+    """A worker that takes long to exit: Ansible kills it when its play is over, and the next play goes on, looked at several times."""
     for name, text in {"action_plugins/lingers.py": LINGERS, "library/lingers.py": "", "plays.yml": PLAYS}.items():
         file = tmp_path / name
         file.parent.mkdir(exist_ok=True)

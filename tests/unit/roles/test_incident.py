@@ -7,11 +7,13 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import ENDED_OPEN_STATES as ENDED
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
 from expressions import evaluated
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/incident"
@@ -62,10 +64,51 @@ def test_nobody_waits_for_a_node_that_its_own_run_has_not_begun():
         ("d", "running", 2),
         (None, "held_for_human", 0),
     ]
-    opened = [{"host": host, "state": state, "opened_at": f"2026-01-01T00:00:0{second}Z"} for host, state, second in work]
+    ordered = by_host([(host, state, second, "x") for host, state, second in work])
+    assert [(host, len(incidents)) for host, incidents in ordered] == [("d", 1), ("b", 2), ("c", 1), ("a", 1)]
+
+
+def test_nobody_waits_for_a_node_that_is_behind_it_in_the_play():
+    """The ledger gives room by when the time stood still, then by the id; what has ended on a node has no part in it."""
+    work = [
+        ("a", "fenced_waiting", 3, "2"),
+        ("b", "fenced_waiting", 3, "1"),
+        ("c", "contained", 1, "3"),
+        ("c", "fenced_waiting", 4, "5"),
+        ("c", "fenced_waiting", 5, "4"),
+        ("d", "fenced_waiting", 2, "6"),
+    ]
+    assert [(host, "".join(one["id"] for one in incidents)) for host, incidents in by_host(work)] == [
+        ("d", "6"),
+        ("b", "1"),
+        ("a", "2"),
+        ("c", "543"),
+    ]
+
+
+def by_host(work):
+    opened = [
+        {"host": host, "state": state, "clock_at": f"2026-01-01T00:00:0{second}.000Z", "id": name, "resume": "verify" * (state in ENDED)}
+        for host, state, second, name in work
+    ]
     parts = {name: value(name, incident_opened=opened) for name in ("incident_host_groups", "incident_running_hosts")}
-    ordered = value("incident_by_host", **parts)
-    assert [(host, len(incidents)) for host, incidents in ordered] == [("b", 2), ("d", 1), ("c", 1), ("a", 1)]
+    return value("incident_by_host", **parts)
+
+
+@pytest.mark.parametrize(
+    "states, left, leaves",
+    [
+        (["fenced_waiting"], [], True),
+        pytest.param(["running", "fenced_waiting"], ["running"], False, id="S16: one is over time, so that the node has no room for it"),
+        (["contained", "fenced_waiting", "fenced_waiting"], ["contained"], False),
+    ],
+)
+def test_what_needs_no_room_waits_for_none(states, left, leaves):
+    [_asking, without] = yaml.safe_load((TASKS / "room_or_leave.yml").read_text())
+    dropping, _telling, leaving = without["block"]
+    work = evaluated(dropping["ansible.builtin.set_fact"]["incident_work"], incident_work=[{"state": state} for state in states])
+    assert [one["state"] for one in work] == left
+    assert evaluated("{{ %s }}" % leaving["when"], incident_work=work) is leaves
 
 
 NOW, THEN = "2026-01-01T02:00:00Z", "2026-01-01T01:00:00Z"
@@ -231,6 +274,25 @@ def test_a_lock_that_is_half_taken_is_given_back(elsewhere, file, given_back):
     known["incident_lockless_why"] = value("incident_lockless_why", **known)
     known["incident_keeps_no_lock"] = value("incident_keeps_no_lock", **known)
     assert all(evaluated("{{ %s }}" % when, **known) for when in release["when"]) is given_back
+
+
+@pytest.mark.parametrize(
+    "work, takes",
+    [
+        pytest.param([("running", 1), ("running", -1)], True, id="one of them is over time"),
+        pytest.param([("running", 0)], True, id="as the ledger has it"),
+        pytest.param([("running", 1)], False, id="it has time left"),
+        pytest.param([("contained", -1), ("fenced_waiting", -1)], False, id="has ended, or waits"),
+    ],
+)
+def test_the_ledger_s_lock_is_taken_only_to_end_something(work, takes):
+    """S5: a run that is at work on the node would lose it by the higher token."""
+    incidents = [
+        {"state": state, "deadline_at": iso((BEGAN + timedelta(seconds=left)).replace(tzinfo=timezone.utc))} for state, left in work
+    ]
+    taking = yaml.safe_load((TASKS / "lock_overdue.yml").read_text())[0]
+    assert taking["gpuops.remediation.node_lock"]["backend"] == "ledger"
+    assert evaluated("{{ %s }}" % taking["when"], incident_work=incidents, now=lambda utc: BEGAN) is takes
 
 
 @pytest.mark.parametrize("given, reconcile, seconds", [({}, False, 60), ({}, True, 30), ({"gpuops_room_wait_seconds": 300}, False, 300)])

@@ -57,6 +57,17 @@ def test_a_boot_waits_longer_for_more_gpus(allow_reset, gpus, seconds):
     assert evaluated(VARS["mig_boot_limit_seconds"], mig_boot_timeout_seconds=waits, **known) == seconds
 
 
+@pytest.mark.parametrize(
+    "failed, restarts",
+    [pytest.param({}, True, id="it has not looked yet"), pytest.param({"mig_plugin_failed": True}, False, id="it was late")],
+)
+def test_a_plugin_that_was_late_and_has_come_keeps_no_work_away(failed, restarts):
+    """The plan that says so would always ask for a restart, since the layouts have changed."""
+    task = yaml.safe_load((ROLE / "tasks/kubernetes/advertise.yml").read_text())[0]
+    restart = task["gpuops.remediation.device_plugin"]["restart"]
+    assert evaluated(restart, mig_gone=["MIG-1"], mig_changes=True, **failed) is restarts
+
+
 def refusals(*gpus, busy="wait", check=False, how="layout"):
     """What a plan of these GPUs forbids, each (kind, holders, given) or None."""
     errors = [gpu and {"kind": gpu[0], "msg": gpu[0], "holders": gpu[1], "given": gpu[2]} for gpu in gpus]

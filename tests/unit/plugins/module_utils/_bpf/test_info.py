@@ -9,6 +9,7 @@ import struct
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel, maps
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import ProbeError
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.info import describe
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import COUNTERS
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.sweep import sweep
@@ -69,6 +70,14 @@ def test_a_process_is_the_sum_of_its_accounts(pinned):
     assert [(link["id"], link["runs"], link["run_time_ns"]) for link in told["links"]] == [(3, 3, 900)]
 
 
+def test_links_without_their_maps_are_an_error_in_words(pinned):
+    """Another run takes them away meanwhile, or one was interrupted."""
+    folder, _fake, pin = pinned
+    pin("gpu_xid", {})
+    with pytest.raises(ProbeError, match=r"gpu_xid/maps/.* is missing"):
+        describe(str(folder), "gpu_xid", ProcFs("/proc"))
+
+
 def test_an_event_that_is_being_written_is_left_out(pinned):
     folder, _fake, pin = pinned
     written = struct.pack("=QQ20sIII240s", 300, 9, b"0000:06:00", 79, 1, 0, b"NVRM: Xid (PCI:0000:06:00): 79, gone\n")
@@ -87,6 +96,24 @@ def test_an_event_that_is_being_written_is_left_out(pinned):
     assert events(folder / "gpu_xid/maps", after=300) == []
 
 
+def test_an_event_that_is_replaced_while_it_is_read_is_read_again(pinned):
+    folder, _fake, pin = pinned
+
+    def event(number, xid, text):
+        return struct.pack("=QQ20sIII240s", number, 9, b"0000:06:00", xid, 1, 0, text)
+
+    class Written(dict):
+        """As the kernel's copy may find it: the number of the old event and the rest of the new one, then half of the new one, then all of it."""
+
+        reads = iter([event(44, 31, b"new"), event(0, 31, b"ne"), event(300, 31, b"new"), event(300, 31, b"new")])
+
+        def get(self, key, _default=None):
+            return next(self.reads) if key in self else None
+
+    pin("gpu_xid", {"events": (4, 288, Written({struct.pack("=I", 44): b""}))})
+    assert [(each.number, each.text) for each in events(folder / "gpu_xid/maps")] == [(300, "new")]
+
+
 def test_only_what_ended_processes_left_is_swept(pinned):
     folder, _fake, pin = pinned
     records = {struct.pack("=QQQ", address, incarnation, 0): bytes(24) for address, incarnation in ((1, 7), (2, 8), (3, 7))}
@@ -94,6 +121,8 @@ def test_only_what_ended_processes_left_is_swept(pinned):
     pin(
         "cuda_mem",
         {
+            "accounts": (8, 168, {}),
+            "cgroups": (16, 112, {}),
             "records": (24, 24, records),
             "primaries": (16, 16, primaries),
             "processes": (4, 152, {struct.pack("=I", 99): struct.pack("=Q", 8).ljust(152, b"\0")}),
@@ -101,3 +130,24 @@ def test_only_what_ended_processes_left_is_swept(pinned):
     )
     assert sweep(folder / "cuda_mem/maps") == 3
     assert [struct.unpack("=QQQ", key)[:2] for key in records] == [(2, 8)] and len(primaries) == 1
+
+
+def test_cgroups_that_are_gone_and_empty_are_swept(pinned, tmp_path):
+    folder, _fake, pin = pinned
+    there = (tmp_path / "cgroup/pod").mkdir(parents=True) or (tmp_path / "cgroup/pod").stat().st_ino
+    gone, holds, has_account = 1 << 40, 2 << 40, 11  # `account` is in the last
+    cgroups = {struct.pack("=QQ", v2, v1): usage(0, 0) for v2, v1 in ((there, 0), (gone, 0), (gone, there), (has_account, 12))}
+    cgroups[struct.pack("=QQ", holds, 0)] = usage(5, 1)
+    kept = [key for key in cgroups if key != struct.pack("=QQ", gone, 0)]
+    pin(
+        "cuda_mem",
+        {
+            "cgroups": (16, 112, cgroups),
+            "accounts": (8, 168, {bytes(8): account(MINE, 0, 0)}),
+            **{name: (size, 24, {}) for name, size in (("records", 24), ("primaries", 16), ("processes", 4))},
+        },
+    )
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"cgroup2 {tmp_path}/cgroup cgroup2 rw 0 0\nproc /proc proc rw 0 0\n")
+    assert sweep(folder / "cuda_mem/maps", mounts) == 1
+    assert list(cgroups) == kept

@@ -62,6 +62,18 @@ def test_the_plugins_pods():
     assert [one["metadata"]["name"] for one in advertised.plugin_pods(pods, advertised.PLUGIN_LABELS)] == ["operator", "chart", "own-name"]
 
 
+def test_a_label_of_one_s_own_needs_no_container_s_name():
+    chart = {"app.kubernetes.io/name": "nvidia-device-plugin"}
+    pods = [
+        pod("wrapped", labels={"app": "gpu-plugin"}, container="main"),
+        pod("both", labels={"app": "gpu-plugin", **chart}, container="main"),
+        pod("discovery", labels=chart, container="gpu-feature-discovery-ctr"),
+        pod("other", labels={"app": "train"}, container="main"),
+    ]
+    labels = ["app=gpu-plugin", "app.kubernetes.io/name=nvidia-device-plugin"]
+    assert [one["metadata"]["name"] for one in advertised.plugin_pods(pods, labels)] == ["wrapped", "both"]
+
+
 @pytest.mark.parametrize(
     "container, label, strategy",
     [

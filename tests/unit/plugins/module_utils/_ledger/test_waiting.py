@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import from_group
@@ -210,12 +211,35 @@ def test_people_are_told_of_who_comes_later(ledger, first, clock):
     assert told(ledger) == [], "nobody new"
 
 
-def test_a_page_about_nobody_is_not_sent(ledger, first, clock):
+def test_a_page_that_is_held_back_is_not_late(ledger, first, clock):
+    """Nor is it once it has been tried: what counts is since when it could have been sent."""
+    waiting(ledger, 1)
+    assert told(ledger) == [["gpu-1"]]
+    due = clock.now + timedelta(seconds=600)
+    waiting(ledger, 2)
+    clock.on(599)
+    assert ledger.figures().outbox_since is None
+    clock.on(2)
+    assert ledger.figures().outbox_since == due
+    assert ledger.claim_notifications()
+    assert ledger.figures().outbox_since == due
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(lambda ledger, one: ledger.begin([one], max_running=2), id="it was given room"),
+        pytest.param(lambda ledger, one: ledger.start_stage(one, "diagnose"), id="by a run that knows no limit"),
+        pytest.param(lambda ledger, one: ledger.close_incident(one, "cancelled_by_human", "somebody said so"), id="it has ended"),
+    ],
+)
+def test_a_page_about_nobody_is_not_sent(ledger, first, clock, how):
     waiting(ledger, 1)
     assert told(ledger) == [["gpu-1"]]
     second = waiting(ledger, 2)
     ended(ledger, clock, first)
-    assert ledger.begin([second], max_running=2)[0]
+    how(ledger, second)
+    assert ledger.incident(second)["state"] != "fenced_waiting"
     clock.on(601)
     assert told(ledger) == []
 

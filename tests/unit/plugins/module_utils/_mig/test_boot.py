@@ -79,7 +79,7 @@ def test_a_gpu_that_is_not_as_wanted_fails_the_unit(start, trouble, words):
 
 def test_what_the_kubelet_has_given_is_busy(start, tmp_path):
     """A whole GPU only by a checkpoint of this boot: else a mode that was lost with the boot would never come back."""
-    given = {"nvidia.com/mig-3g.71gb": "MIG-1", "nvidia.com/gpu": "GPU-2"}
+    given = {"nvidia.com/mig-3g.71gb": "MIG-1", "nvidia.com/gpu": "GPU-2", "nvidia.com/of-another-plugin": "no:address"}
     entries = [{"PodUID": "a", "ContainerName": "c", "ResourceName": name, "DeviceIDs": {"0": [one]}} for name, one in given.items()]
     checkpoint = tmp_path / "device-plugins/kubelet_internal_checkpoint"
     checkpoint.parent.mkdir()
