@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Callable, Optional
 
@@ -110,8 +111,19 @@ def tls(certfile: str, keyfile: str, cafile: str) -> Optional[ssl.SSLContext]:
     if not certfile:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certfile, keyfile or None)
+    with _named(certfile, keyfile):
+        context.load_cert_chain(certfile, keyfile or None)
     if cafile:
-        context.load_verify_locations(cafile)
+        with _named(cafile):
+            context.load_verify_locations(cafile)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+@contextlib.contextmanager
+def _named(*files: str) -> Iterator[None]:
+    """OpenSSL's errors name no file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError("%s: %s" % (", ".join(filter(None, files)), error)) from error

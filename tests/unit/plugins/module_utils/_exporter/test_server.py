@@ -116,3 +116,11 @@ def test_tls_with_certificates_of_clients(files):
 
 def test_no_tls_without_a_certificate():
     assert tls("", "", "") is None
+
+
+def test_a_file_that_cannot_be_read_is_named(files):
+    certfile, keyfile = files
+    for wrong in ("/no/such.pem", __file__):
+        for given in ((wrong, keyfile, ""), (certfile, wrong, ""), (certfile, keyfile, wrong)):
+            with pytest.raises(OSError, match=wrong):
+                tls(*given)
