@@ -44,6 +44,17 @@ def test_whose_pods_are_evicted(action, scope, pods):
     assert value("incident_drained", incident_verdict={"action": action, "scope": scope}) == pods
 
 
+def test_reconcile_touches_no_node_for_what_has_ended_meanwhile():
+    """S4, S6: a node that was opted out, or was made again, has its incident ended by being looked for."""
+    keeping = yaml.safe_load((TASKS / "open_unfinished.yml").read_text())[-1]["ansible.builtin.set_fact"]["incident_opened"]
+    answers = [
+        {"incidents": [{"id": "a", "open": False}, {"id": "b", "open": True}]},
+        {"skipped": True},
+        {"incidents": [{"id": "b", "open": True}]},
+    ]
+    assert [one["id"] for one in evaluated(keeping, incident_answer={"results": answers})] == ["b"]
+
+
 @pytest.mark.parametrize("most, nodes", [(1, "b"), (2, "ba"), (9, "bac"), pytest.param(0, "bac", id="no limit")])
 def test_reconcile_asks_room_for_as_many_nodes_as_may_be_worked_on(most, nodes):
     """The oldest, each with all of its incidents."""
@@ -100,7 +111,7 @@ def by_host(work):
     [
         (["fenced_waiting"], [], True),
         pytest.param(["running", "fenced_waiting"], ["running"], False, id="S16: one is over time, so that the node has no room for it"),
-        (["contained", "fenced_waiting", "fenced_waiting"], ["contained"], False),
+        pytest.param(["contained", "fenced_waiting"], ["contained"], True, id="to look again has time, and would take room from who waits"),
     ],
 )
 def test_what_needs_no_room_waits_for_none(states, left, leaves):
