@@ -73,7 +73,10 @@ def _prometheus(folder: Path, names: Sequence[str]) -> Iterator[str]:
     if not names:
         yield ""
         return
-    lines = [f'gpuops_nvml_up{{node="{name}"}} 1\ngpuops_xid_events_total{{node="{name}",pci_bus_id="{PCI}",xid="79"}} 1' for name in names]
+    lines = []
+    for name in names:
+        lines += [f'gpuops_nvml_up{{node="{name}"}} 1', f'gpuops_source_age_seconds{{node="{name}",source="kernel_log"}} 5']
+        lines.append(f'gpuops_xid_events_total{{node="{name}",pci_bus_id="{PCI}",xid="79"}} 1')
     with answering() as exporter:
         exporter.by_path["/metrics"] = "\n".join(lines) + "\n"
         port = int(exporter.url.rsplit(":", 1)[1])
