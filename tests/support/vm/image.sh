@@ -1,0 +1,80 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# A small Debian node with systemd and sshd, from this machine's own Debian: image.sh FOLDER
+# Leaves disk.img, vmlinuz, initrd, id (ssh's key for root), known_hosts, and perhaps a QEMU, there.
+set -eu
+cd "$1"
+codename=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+root=$PWD/root
+home=$root/root
+
+# shellcheck disable=SC2016 # these are apt's
+apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' | grep " $codename" | sort -u >sources.list
+mmdebstrap --quiet --mode=root --variant=minbase --aptopt='Acquire::Languages "none"' \
+    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+    --include=systemd,systemd-sysv,udev,dbus,kmod,python3,python3-cffi-backend,openssh-server,iproute2,procps \
+    "$codename" "$root" sources.list
+
+# Of bookworm's QEMU whatever starts processes takes three times as long. The one of its backports needs the former's libraries, and nothing else.
+if [ "$codename" = bookworm ]; then
+    mkdir -p apt/lists/partial apt/cache/archives/partial qemu
+    # shellcheck disable=SC2016
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Release: bookworm' | head -n 1)
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror bookworm-backports main" >apt/sources.list
+    own="-o Dir::Etc::sourcelist=$PWD/apt/sources.list -o Dir::Etc::sourceparts=- -o Dir::State::lists=$PWD/apt/lists -o Dir::Cache=$PWD/apt/cache"
+    # shellcheck disable=SC2086 # several words on purpose
+    apt-get --quiet=2 $own update
+    # shellcheck disable=SC2086
+    (cd apt && apt-get --quiet=2 $own -o APT::Sandbox::User=root download qemu-system-x86 qemu-system-common qemu-system-data seabios)
+    for package in apt/*.deb; do
+        dpkg -x "$package" qemu
+    done
+    rm -r apt
+fi
+
+# The kernel unpacked and not installed: nothing here needs its boot loader or its initramfs.
+kernel=$(apt-cache depends linux-image-cloud-amd64 | grep -oPm1 'linux-image-\K\d[^ ]+')
+apt-get --quiet=2 -o APT::Sandbox::User=root download "linux-image-$kernel"
+dpkg -x linux-image-*.deb kernel
+cp "kernel/boot/vmlinuz-$kernel" vmlinuz
+mkdir -p "$root/lib/modules" initramfs/bin initramfs/modules initramfs/dev initramfs/newroot
+cp -r "kernel/lib/modules/$kernel" "$root/lib/modules/"
+chroot "$root" depmod "$kernel"
+
+modules="virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci virtio_blk"
+cp "$(command -v busybox)" initramfs/bin/
+for module in $modules; do
+    find "kernel/lib/modules/$kernel" -name "$module.ko" -exec cp {} initramfs/modules/ \;
+done
+cat >initramfs/init <<INIT
+#!/bin/busybox sh
+b=/bin/busybox
+\$b mount -t devtmpfs devices /dev
+for module in $modules; do \$b insmod /modules/\$module.ko; done
+while [ ! -b /dev/vda ]; do \$b usleep 20000; done
+\$b mount -t ext4 -o rw /dev/vda /newroot
+\$b mount --move /dev /newroot/dev
+exec \$b switch_root /newroot /sbin/init
+INIT
+chmod +x initramfs/init
+(cd initramfs && find . | cpio --quiet -o -H newc | gzip -1) >initrd
+
+ssh-keygen -q -t ed25519 -N '' -C vm -f id
+install -d -m 700 "$home/.ssh"
+cp id.pub "$home/.ssh/authorized_keys"
+rm -f "$root"/etc/ssh/ssh_host_*
+ssh-keygen -q -t ed25519 -N '' -C vm -f "$root/etc/ssh/ssh_host_ed25519_key"
+echo "vm $(cut -d' ' -f1,2 "$root/etc/ssh/ssh_host_ed25519_key.pub")" >known_hosts
+printf 'UseDNS no\nUsePAM no\nPasswordAuthentication no\nMaxSessions 100\n' >"$root/etc/ssh/sshd_config.d/vm.conf"
+
+: >"$root/etc/machine-id"
+: >"$root/etc/fstab"
+echo vm >"$root/etc/hostname"
+printf '[Match]\nName=eth*\n[Network]\nAddress=10.0.2.15/24\nGateway=10.0.2.2\nLinkLocalAddressing=no\nIPv6AcceptRA=no\n' \
+    >"$root/etc/systemd/network/10-vm.network"
+chroot "$root" systemctl --quiet enable systemd-networkd ssh
+chroot "$root" systemctl --quiet mask getty@tty1.service apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer \
+    e2scrub_reap.service e2scrub_all.timer systemd-networkd-wait-online.service fstrim.timer
+
+mke2fs -q -t ext4 -O ^has_journal -d "$root" disk.img 2G
+rm -rf root kernel initramfs linux-image-*.deb sources.list
