@@ -32,7 +32,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 allocations:
-  description: One entry for each pod, container and resource that is of GPUs or MIG devices.
+  description: One entry for each pod, container and resource that is of GPUs or MIG devices, or may be, such as one of virtual GPUs.
   returned: success
   type: list
   elements: dict

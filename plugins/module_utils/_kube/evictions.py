@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import is_gpu
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import may_be_gpu
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Taint
 from ansible_collections.gpuops.remediation.plugins.module_utils._names import ANNOTATION_EVICT
 
@@ -167,15 +167,23 @@ def _controller(pod: Pod) -> Mapping[str, Any]:
 
 def wants_gpu(pod: Pod, gpu_claims: Collection[str] = ()) -> bool:
     """Whether it requests a GPU or a MIG device, or claims one."""
-    if any(claim in gpu_claims for claim in claims(pod)):
-        return True
+    return any(claim in gpu_claims for claim in claims(pod)) or bool(_gpus_requested(pod))
+
+
+def has_gpu_of_plugin(pod: Pod) -> bool:
+    """Whether a device plugin gave it a GPU: it requests one by count, and the scheduler has made no claim for that."""
+    mappings = ((pod.get("status") or {}).get("extendedResourceClaimStatus") or {}).get("requestMappings") or ()
+    return not finished(pod) and bool(_gpus_requested(pod) - {each["resourceName"] for each in mappings})
+
+
+def _gpus_requested(pod: Pod) -> set[str]:
     spec = pod["spec"]
+    names: set[str] = set()
     for container in [*spec["containers"], *(spec.get("initContainers") or ())]:
         resources = container.get("resources") or {}
-        for name, amount in {**(resources.get("requests") or {}), **(resources.get("limits") or {})}.items():
-            if is_gpu(name) and str(amount) != "0":
-                return True
-    return False
+        amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+        names.update(name for name, amount in amounts.items() if may_be_gpu(name) and str(amount) != "0")
+    return names
 
 
 def holds_claims(pod: Pod) -> bool:
@@ -185,8 +193,10 @@ def holds_claims(pod: Pod) -> bool:
 
 def claims(pod: Pod) -> list[str]:
     """The ResourceClaims of a pod, as <namespace>/<name>."""
-    made = {each["name"]: each.get("resourceClaimName") for each in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
+    status = pod.get("status") or {}
+    made = {each["name"]: each.get("resourceClaimName") for each in status.get("resourceClaimStatuses") or ()}
     names = [each.get("resourceClaimName") or made.get(each["name"]) for each in pod["spec"].get("resourceClaims") or ()]
+    names.append((status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName"))  # for what it requests by count
     return [f"{pod['metadata']['namespace']}/{name}" for name in names if name]
 
 

@@ -191,6 +191,12 @@ def test_allowed_holders_do_not_count(allowed, expected):
     assert counts(process(executable=None, cgroup=None), ["train"]) is False
 
 
+def test_the_exporters_readers_are_no_holders_and_who_takes_their_name_is():
+    assert not counts(process(cgroup="/system.slice/gpuops-exporter.service"), [])
+    assert not counts(process(cgroup="/system.slice/gpuops-node-state.service"), [])
+    assert counts(process(cgroup="/user.slice/user-1000.slice/user@1000.service/gpuops-exporter.service"), [])
+
+
 @pytest.mark.parametrize(
     ("path", "members"),
     [
