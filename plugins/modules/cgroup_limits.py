@@ -14,8 +14,8 @@ description:
   - Where systemd manages the cgroup, its properties are set over D-Bus, without a reload; they survive C(systemctl daemon-reload) and a restart
     of the unit, and with O(persistent) a boot. Elsewhere the kernel's files are written, and the limits go with the cgroup.
   - A memory limit below what is in use is refused with RV(error_kind=limit_below_use), unless O(step_down) or O(force) is given.
-  - Never touched are the root, system units such as the kubelet, container runtimes and sshd, whatever holds one of these, the kubelet's slices,
-    and whatever runs this very task.
+  - Never touched are the root, C(system.slice) and C(user.slice), system units such as the kubelet, container runtimes and sshd, whatever holds one of
+    these, the kubelet's slices, and whatever runs this very task. What systemd has not delegated is refused too.
   - These are limits of the host. The memory of a GPU is not counted by cgroups, and work that is queued on a GPU uses no CPU of the host.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
@@ -42,7 +42,7 @@ options:
     description: The cgroup of this systemd unit, which runs.
     type: str
   container:
-    description: The cgroup of the container whose id begins so.
+    description: The cgroup of the container whose id begins so, 12 digits of it at least.
     type: str
   pid:
     description: The cgroup of the container or unit in which this process is.
@@ -58,7 +58,7 @@ options:
       existing: It is there already.
       present: >-
         It is made if it is missing, which needs O(cgroup). Where systemd runs, that is a slice, or a cgroup below a unit with C(Delegate=yes).
-      absent: It is removed if it is empty. Nobody is ended.
+      absent: It is removed if it is empty. Nobody is ended. A slice that is made again has the limits again that systemd keeps.
   limits:
     description:
       - What is wanted. V(max) is no limit.
@@ -116,15 +116,17 @@ options:
             type: str
   persistent:
     description: >-
-      Whether systemd keeps the limits over a boot. For what it does not manage they end with the cgroup, whatever is said here.
-      A limit that is persistent stays persistent.
+      Whether systemd keeps the limits over a boot. Those of a container, of a transient unit and of what systemd does not manage end with it, whatever
+      is said here. A limit that is persistent stays persistent. O(limits.io_max) is kept by the device's number, so it is for devices that have the
+      same after each boot.
     type: bool
     default: false
   step_down:
     description:
       - For a memory limit below what is in use, sets C(memory.high) somewhat below it, waits O(timeout_seconds) for the kernel to reclaim, and sets
         the limit then. If that does not suffice, everything is as before and the module fails.
-      - Meanwhile the kernel slows down whoever in the cgroup takes more memory.
+      - Meanwhile the kernel slows down whoever in the cgroup takes more memory. A run that is killed then leaves C(memory.high); the node's journal has
+        what it was.
     type: bool
     default: false
   force:
@@ -296,7 +298,7 @@ def main() -> None:
     node = Node.from_params(params)
     try:
         keep_lock = guard(node, params, check_mode=module.check_mode)
-        task = LimitTask(node, params, Systemd.running(), Journal.from_params(node, params), keep_lock)
+        task = LimitTask(node, params, Systemd.running(node.cgroup_root), Journal.from_params(node, params), keep_lock)
         outcome = converge(task.read, task.plan, task.predict, task.apply, check_mode=module.check_mode)
     except RemediationError as error:
         module.fail_json(**error.failure())

@@ -10,10 +10,18 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limits import IO_KEYS, NAMES, Value, file_of, read_value
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limits import (
+    IO_KEYS,
+    NAMES,
+    BadLimit,
+    Value,
+    file_of,
+    read_value,
+)
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.state import CgroupError
 
 _USAGE = ("memory.current", "memory.swap.current", "pids.current")
@@ -59,7 +67,7 @@ class LimitFiles:
         files = {name: self.folder(path) / name for name in _USAGE}
         return {name.replace(".", "_"): int(self._text(file)) for name, file in files.items() if file.exists()}
 
-    def write(self, path: str, name: str, value: Value) -> None:
+    def require_file(self, path: str, name: str) -> Path:
         file = self.folder(path) / file_of(name)
         if not file.exists():
             controller = file_of(name).split(".")[0]
@@ -67,6 +75,10 @@ class LimitFiles:
             raise NoController(
                 f"{path} has no {file_of(name)}: the controller {controller} is not enabled in {above}, or the kernel lacks it"
             )
+        return file
+
+    def write(self, path: str, name: str, value: Value) -> None:
+        file = self.require_file(path, name)
         if isinstance(value, dict):
             for device, keys in value.items():
                 self._write(file, " ".join([device, *(f"{key}={keys[key]}" for key in IO_KEYS if key in keys)]))
@@ -118,11 +130,16 @@ def controllers_of(names: Mapping[str, object]) -> set[str]:
 
 
 def device_numbers(device: str) -> str:
-    """MAJOR:MINOR of a device file, or as it is given."""
-    if re.match(r"^\d+:\d+$", device):
-        return device
-    try:
-        found = os.stat(device).st_rdev
-    except OSError as error:
-        raise CgroupError(f"io_max: cannot find {device}: {error}") from error
-    return f"{os.major(found)}:{os.minor(found)}"
+    """MAJOR:MINOR of a whole disk, by its file or as it is given."""
+    numbers = device
+    if not re.match(r"^\d+:\d+$", device):
+        try:
+            found = os.stat(device)
+        except OSError as error:
+            raise BadLimit(f"io_max: cannot find {device}: {error}") from error
+        if not stat.S_ISBLK(found.st_mode):
+            raise BadLimit(f"io_max: {device} is no block device")
+        numbers = f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
+    if os.path.exists(f"/sys/dev/block/{numbers}/partition"):
+        raise BadLimit(f"io_max: {device} is a partition, and the kernel limits whole disks")
+    return numbers

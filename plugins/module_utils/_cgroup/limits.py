@@ -97,6 +97,8 @@ def parse(given: Mapping[str, Any], memory_bytes: int, device_of: Callable[[str]
             continue
         if name in MEMORY:
             wanted[name] = parse_memory(name, value, memory_bytes)
+            if wanted[name] == 0 and name in ("memory_max", "memory_high"):
+                raise BadLimit(f"{name}: {value} leaves nothing to run in")
         elif name == "cpu_max":
             wanted[name] = parse_cpu(value)
         elif name == "cpu_weight":

@@ -11,6 +11,7 @@ What cannot be proven is not done; the answer then names who was suspected and w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -44,6 +45,8 @@ _NEVER = (
     "*conmon*",
     "libvirtd*",
 )
+_NEVER_SLICES = ("/system.slice", "/user.slice")
+_KUBEPODS = re.compile(r"(?:^|[/-])kubepods")  # also below a cgroup root of the kubelet's own
 _NEVER_RUNS = ("systemd", "sshd", "kubelet", "containerd", "containerd-shim*", "dockerd", "crio", "conmon")
 Process = Mapping[str, Any]
 
@@ -164,7 +167,9 @@ def require_limitable(path: str, members: Sequence[MemberInfo], task: Task, prot
 def _against_limits(path: str, members: Sequence[MemberInfo], task: Task, protect: Sequence[str]) -> str | None:
     if path == "/":
         return "is the root"
-    if path.strip("/").split("/")[0].startswith("kubepods") and owner_of(path) is None:
+    if path in _NEVER_SLICES:
+        return "is systemd's own"
+    if _KUBEPODS.search(path) and owner_of(path) is None:
         return "is the kubelet's, which keeps its limits itself"
     why = _against_owner(path, owner_of(path), protect)
     if why:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -24,6 +25,8 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.state i
 _BUS = "org.freedesktop.systemd1"
 _RUNNING = "/run/systemd/system"
 _PERSISTENT = "/etc/systemd/system.control"
+_TRANSIENT = "/run/systemd/transient"
+_CGROUPS = "/sys/fs/cgroup"
 _INFINITY = (1 << 64) - 1
 _USEC = 1_000_000
 _NUMBERS = {
@@ -53,18 +56,19 @@ class Unit:
     cgroup: str
     delegates: bool
     limits: Mapping[str, Value]
+    transient: bool = False  # made by a program: there is nothing of it after a boot
 
 
 class Systemd:
-    """The system's manager. `Systemd.running()` is None where there is none."""
+    """The system's manager. `Systemd.running(cgroup_root)` is None where there is none, or where the cgroups are not its."""
 
     def __init__(self, busctl: str, timeout_seconds: float = 20) -> None:
         self._busctl = busctl
         self._timeout_seconds = timeout_seconds
 
     @classmethod
-    def running(cls) -> Systemd | None:
-        if not os.path.isdir(_RUNNING):
+    def running(cls, cgroup_root: str) -> Systemd | None:
+        if not os.path.isdir(_RUNNING) or os.path.realpath(cgroup_root) != _CGROUPS:
             return None
         busctl = shutil.which("busctl", path="/usr/bin:/bin")
         if busctl is None:
@@ -77,7 +81,9 @@ class Systemd:
         interface = f"{_BUS}.{name.rsplit('.', 1)[1].capitalize()}"
         lines = self._run("get-property", _BUS, path, interface, "ControlGroup", "Delegate", *_ALL).splitlines()
         cgroup, delegates, *told = (json.loads(line)["data"] for line in lines)
-        return Unit(name, cgroup, delegates, from_properties(dict(zip(_ALL, told))))
+        if cgroup:
+            name = unit_name(cgroup)  # it may have been asked for by an alias
+        return Unit(name, cgroup, delegates, from_properties(dict(zip(_ALL, told))), Path(_TRANSIENT, name).exists())
 
     def persistent(self, unit: str) -> set[str]:
         """The names of the limits that outlive a boot by a file of systemd's own."""
@@ -122,6 +128,12 @@ class Systemd:
         return done.stdout
 
 
+def unit_name(path: str) -> str:
+    """Of the unit that has this cgroup: a name that would be like one of the kernel's files has an underscore in front."""
+    name = path.rsplit("/", 1)[1]
+    return name[1:] if name.startswith("_") else name
+
+
 def from_properties(told: Mapping[str, Any]) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for name, prop in _NUMBERS.items():
@@ -136,7 +148,8 @@ def from_properties(told: Mapping[str, Any]) -> dict[str, Value]:
     for key, prop in _IO.items():
         for device, number in told[prop]:
             if number != _INFINITY:
-                devices.setdefault(device_numbers(device), dict.fromkeys(IO_KEYS, MAX))[key] = int(number)
+                with contextlib.suppress(BadLimit):  # a unit's file may name what is not here, or no disk
+                    devices.setdefault(device_numbers(device), dict.fromkeys(IO_KEYS, MAX))[key] = int(number)
     values["io_max"] = devices
     return values
 

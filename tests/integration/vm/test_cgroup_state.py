@@ -52,7 +52,7 @@ def on_gpu(machine):
     machine.serve()
     machine.run(f"cat >/opt/train.py <<'END'\n{TRAIN}\nEND\ncat >/opt/on_gpu.py <<'END'\n{ON_GPU.format(inside=INSIDE)}\nEND")
     machine.run(f"systemd-run --quiet --unit={UNIT} -p Delegate=yes python3 /opt/train.py")
-    wait_until(lambda: len(members(machine)) == 3, "the unit's three processes", 60)
+    wait_until(lambda: len(members(machine)) == 3, "the unit's three processes", 120)
     first = machine.run(f"systemctl show --value --property=MainPID {UNIT}")
     yield json.loads(machine.run(f"PYTHONPATH={INSIDE} python3 /opt/on_gpu.py {first}"))
     machine.run(f"systemctl stop {UNIT}; systemctl reset-failed {UNIT}; rm -rf /opt/nodes", check=False)

@@ -14,7 +14,7 @@ from run_module import run_module
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
-    monkeypatch.setattr(Systemd, "running", lambda: None)
+    monkeypatch.setattr(Systemd, "running", lambda root: None)
     (tmp_path / "cgroup.controllers").write_text("memory pids\n")
     folder = tmp_path / "a.service"
     folder.mkdir()

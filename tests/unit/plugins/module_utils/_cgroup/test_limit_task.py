@@ -11,12 +11,13 @@ import os
 import subprocess
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import limit_task
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limit_files import NoController
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limit_task import LimitTask, NoCgroup, slice_path
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limits import LimitBelowUse, State
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limits import BadLimit, LimitBelowUse, State
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof import NotProven
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.state import CgroupError
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.systemd import Unit
@@ -52,6 +53,7 @@ class Tree:
         self.units = {}
         self.told = []
         self.held = set()
+        self.transient = False
         self.proc = ProcFs("/proc")
         self.cgroup_root = str(root)
         (root / "cgroup.controllers").write_text("cpu io memory pids")
@@ -87,7 +89,7 @@ class Tree:
         self.told.append((name, dict(values), persistent))
         unit = self.units[name]
         self.units[name] = Unit(name, unit.cgroup, unit.delegates, {**unit.limits, **values})
-        self.held = self.held | set(values) if persistent else self.held
+        self.held = self.held | set(values) if persistent and not self.transient else self.held
         for key, value in values.items():
             self.write(key.replace("_", "."), str(value), unit.cgroup)
         self.write("memory.oom.group", "0", unit.cgroup)
@@ -170,11 +172,49 @@ def test_systemd_clears_oom_group_and_gets_it_back(tree, run):
     assert tree.file("memory.oom.group") == "1"
 
 
-def test_below_a_unit_systemd_is_not_told(tree, run):
-    tree.add_unit(UNIT)
-    tree.make(f"{UNIT}/inner.service")
-    assert run(systemd=True, cgroup=f"{UNIT}/inner.service", limits={"pids_max": "9"})["after"]["managed_by"] == "cgroupfs"
+def test_below_a_unit_that_delegates_systemd_is_not_told(tree, run):
+    tree.add_unit(UNIT, delegates=True)
+    tree.make(f"{UNIT}/inner")
+    assert run(systemd=True, cgroup=f"{UNIT}/inner", limits={"pids_max": "9"})["after"]["managed_by"] == "cgroupfs"
     assert tree.told == []
+
+
+@pytest.mark.parametrize(
+    ("path", "delegates"),
+    [
+        pytest.param(f"{UNIT}/inner", False, id="systemd takes its controllers away again"),
+        pytest.param(f"{UNIT}/train.service", True, id="another systemd's"),
+    ],
+)
+def test_what_is_not_delegated_is_not_limited(tree, run, path, delegates):
+    tree.add_unit(UNIT, delegates)
+    tree.make(path)
+    with pytest.raises(CgroupError, match="is not delegated"):
+        run(systemd=True, cgroup=path, limits={"pids_max": "9"}, check_mode=True)
+
+
+def test_the_limits_of_what_ends_with_the_boot_end_with_it(tree, run):
+    tree.add_unit(UNIT)
+    tree.transient = True
+    tree.units["train.service"] = replace(tree.units["train.service"], transient=True)
+    assert run(systemd=True, unit="train.service", limits={"pids_max": "9"}, persistent=True)["after"]["kept"] == {"pids_max": "runtime"}
+
+
+def test_what_systemd_cannot_keep_is_refused_in_check_mode_too(tree, run):
+    tree.add_unit(UNIT)
+    with pytest.raises(BadLimit, match="no whole percentage"):
+        run(systemd=True, unit="train.service", limits={"cpu_max": "33333 100000"}, check_mode=True)
+
+
+def test_a_unit_without_a_memory_controller_gets_oom_group_once_it_has_one(tree, run, monkeypatch):
+    tree.add_unit(UNIT)
+    gone = {name: tree.root / UNIT[1:] / name for name in FILES if name.startswith("memory")}
+    for file in gone.values():
+        file.unlink()
+    tells = tree.set
+    monkeypatch.setattr(tree, "set", lambda *told: tree.make(UNIT) or tells(*told))
+    done = run(systemd=True, unit="train.service", limits={"memory_max": "128M", "memory_oom_group": True})
+    assert done["after"]["limits"]["memory_oom_group"] is True
 
 
 def test_a_container_and_a_process_are_found(tree, run):
@@ -183,7 +223,9 @@ def test_a_container_and_a_process_are_found(tree, run):
     with pytest.raises(NoCgroup, match="2 containers"):
         run(container="4f4f4f4f4f4f", limits={})
     with pytest.raises(NoCgroup, match="0 containers"):
-        run(container="ab", limits={})
+        run(container="ab" * 6, limits={})
+    with pytest.raises(NoCgroup, match="fewer than 12"):
+        run(container="", limits={})
     ended = subprocess.Popen(["true"])
     ended.wait()
     for pid, ticks in ((os.getpid(), 1), (ended.pid, None)):
@@ -264,7 +306,20 @@ def test_s15_stepping_down(tree, run, systemd):
     assert (tree.file("memory.max"), tree.file("memory.high")) == (str(32 * MIB), "max")
     if systemd:
         asked = [(values, persistent) for _name, values, persistent in tree.told]
-        assert asked == [({"memory_high": 30 * MIB}, False), ({"memory_max": 32 * MIB}, True), ({"memory_high": "max"}, False)]
+        assert asked == [({"memory_max": 32 * MIB}, True)], "while the kernel reclaims, systemd would wait with it"
+
+
+def test_s15_stepping_down_goes_by_strides_so_that_no_write_takes_long(tree, run, monkeypatch):
+    monkeypatch.setattr(limit_task, "_STRIDE_BYTES", 10 * MIB)
+    highs = []
+
+    def guard():
+        highs.append(tree.file("memory.high"))
+        if highs[-1] != "max":
+            tree.write("memory.current", highs[-1])
+
+    run(cgroup=UNIT, limits={"memory_max": "32M"}, step_down=True, timeout_seconds=20, guard=guard)
+    assert highs[2:6] == [str(size * MIB) for size in (54, 44, 34, 30)]
 
 
 def test_s15_stepping_down_in_vain_leaves_everything_as_it_was(tree, run):
@@ -287,7 +342,7 @@ def test_s15_what_grows_meanwhile_is_seen_before_the_write(tree, run):
     assert tree.file("memory.max") == "max"
 
 
-@pytest.mark.parametrize("when", [pytest.param(4, id="while it waits"), pytest.param(2, id="before the limit itself")])
+@pytest.mark.parametrize("when", [pytest.param(4, id="while it waits"), pytest.param(3, id="before the limit itself")])
 def test_s5_a_lock_that_is_lost_leaves_no_soft_limit(tree, run, monkeypatch, when):
     monkeypatch.setattr(limit_task, "_RENEW_SECONDS", 0.05)
     calls = iter(range(100))
@@ -297,9 +352,9 @@ def test_s5_a_lock_that_is_lost_leaves_no_soft_limit(tree, run, monkeypatch, whe
 
     def guard():
         call = next(calls)
-        if call == 1 and when == 2:
-            reclaiming(tree, MIB)
-        if call == when:  # calls are: read, step down, then while it waits or for the set
+        if call == 2 and when == 3:
+            tree.write("memory.current", str(MIB))
+        if call == when:  # calls are: read, step down, its one stride, then while it waits or for the set
             assert tree.file("memory.high") != "max"
             raise Lost
 
@@ -339,7 +394,7 @@ def test_version_1_and_missing_controllers(tree, run, controllers, why):
 def test_a_controller_that_is_not_enabled_for_the_cgroup(tree, run):
     (tree.root / UNIT[1:] / "memory.max").unlink()
     with pytest.raises(NoController, match=r"memory is not enabled in .*system\.slice/cgroup\.subtree_control"):
-        run(cgroup=UNIT, limits={"memory_max": "1G"})
+        run(cgroup=UNIT, limits={"memory_max": "1G"}, check_mode=True)
     assert run(cgroup=UNIT, limits={"memory_max": "max"})["changed"] is False
 
 

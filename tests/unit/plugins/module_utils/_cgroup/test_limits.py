@@ -47,7 +47,7 @@ def parsed(name, value):
         ("memory_max", "512M", GIB // 2),
         ("memory_high", "1048576", 1 << 20),
         ("memory_low", "4097", 4096),  # the kernel counts whole pages
-        ("memory_max", "0", 0),
+        ("memory_low", "0", 0),
         ("memory_max", "max", MAX),
         ("memory_max", "50%", 4 * GIB),
         ("memory_swap_max", "100%", 8 * GIB),
@@ -77,6 +77,7 @@ def test_what_people_write(name, text, value):
         ("memory_max", "lots", "neither bytes, a size"),
         ("memory_max", "-1", "neither bytes, a size"),
         ("memory_max", "2X", "neither bytes, a size"),
+        ("memory_max", "32", "leaves nothing to run in"),  # the G was forgotten
         ("memory_max", "101%", "more memory than there is"),
         ("cpu_max", "half", "neither a percentage"),
         ("cpu_max", "0%", "less than the kernel's least"),

@@ -222,17 +222,19 @@ def test_s10_what_may_be_limited(path, members):
         pytest.param("/system.slice/kubelet.service/below", [], "never touched", id="below the kubelet's"),
         pytest.param("/kubepods.slice", [], "the kubelet's", id="all pods"),
         pytest.param(POD, [], "the kubelet's", id="a pod"),
+        pytest.param("/kubelet.slice/kubelet-kubepods.slice", [], "the kubelet's", id="pods below a root of the kubelet's"),
+        pytest.param("/user.slice", [], "systemd's own", id="all users, of whom none is here"),
         pytest.param("/kubepods/burstable", [], "the kubelet's", id="pods on cgroupfs"),
         pytest.param(
             "/node.slice", [MemberInfo(7, "/node.slice/containerd.service", "/bin/x")], "holds /bin/x", id="a slice with a runtime"
         ),
         pytest.param("/node.slice", [MemberInfo(7, "/node.slice/own.service", "/usr/sbin/sshd")], "sshd", id="a slice with an sshd"),
         pytest.param(UNIT, [MemberInfo(900, UNIT, "/usr/bin/python3")], "this very task", id="the task's own"),
-        pytest.param("/system.slice", [], "this very task", id="above the task's own"),
+        pytest.param("/own.slice", [], "this very task", id="above the task's own"),
         pytest.param("/system.slice/kept.service", [], "never touched", id="a protected unit"),
         pytest.param("/kept.slice", [], "is protected", id="a protected slice"),
     ],
 )
 def test_s10_what_is_never_limited(path, members, why):
     with pytest.raises(NotProven, match=why):
-        require_limitable(path, members, Task([900, 1], "/system.slice/task.service"), ["kept.service", "/kept.slice"])
+        require_limitable(path, members, Task([900, 1], "/own.slice/task.service"), ["kept.service", "/kept.slice"])

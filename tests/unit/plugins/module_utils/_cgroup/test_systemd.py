@@ -14,8 +14,10 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limits 
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.systemd import (
     Systemd,
     SystemdError,
+    Unit,
     from_properties,
     to_properties,
+    unit_name,
 )
 
 INFINITY = (1 << 64) - 1
@@ -40,7 +42,7 @@ UNLIMITED = {
         ({"CPUQuotaPerSecUSec": 1_500_000, "CPUWeight": 50}, {"cpu_max": "150000 100000", "cpu_weight": 50}),
         ({"CPUQuotaPerSecUSec": 500_000, "CPUQuotaPeriodUSec": 20_000}, {"cpu_max": "10000 20000"}),
         (
-            {"IOReadBandwidthMax": [["/dev/null", 5], ["/dev/zero", INFINITY]], "IOWriteIOPSMax": [["/dev/null", 6]]},
+            {"IOReadBandwidthMax": [["1:3", 5], ["1:5", INFINITY], ["/nowhere", 7], ["/dev/null", 7]], "IOWriteIOPSMax": [["1:3", 6]]},
             {"io_max": {"1:3": {"rbps": 5, "wbps": MAX, "riops": MAX, "wiops": 6}}},
         ),
     ],
@@ -93,7 +95,7 @@ def test_a_unit_is_read_in_one_call(busctl):
     values = ["/x.slice/a-b.service", True, *({**UNSET, "MemoryMax": 8192}[name] for name in systemd._ALL)]
     busctl.with_name("answer").write_text("".join(json.dumps({"type": "?", "data": value}) + "\n" for value in values))
     unit = Systemd(str(busctl)).read("a-b@1.service")
-    assert (unit.cgroup, unit.delegates, unit.limits) == ("/x.slice/a-b.service", True, {**UNLIMITED, "memory_max": 8192})
+    assert unit == Unit("a-b.service", "/x.slice/a-b.service", True, {**UNLIMITED, "memory_max": 8192}), "by its own name, not the alias"
     assert asked(busctl)[:4] == [
         "get-property",
         "org.freedesktop.systemd1",
@@ -126,8 +128,14 @@ def test_which_limits_outlive_a_boot(tmp_path, monkeypatch):
 
 def test_a_machine_without_systemd(tmp_path, monkeypatch):
     monkeypatch.setattr(systemd, "_RUNNING", str(tmp_path / "no"))
-    assert Systemd.running() is None
+    assert Systemd.running("/sys/fs/cgroup") is None
     monkeypatch.setattr(systemd, "_RUNNING", str(tmp_path))
+    assert Systemd.running("/simulated/cgroup") is None, "its units are others"
     monkeypatch.setattr(systemd.shutil, "which", lambda *args, **options: None)
     with pytest.raises(SystemdError, match="busctl"):
-        Systemd.running()
+        Systemd.running("/sys/fs/cgroup")
+
+
+@pytest.mark.parametrize(("path", "name"), [("/system.slice/a.service", "a.service"), ("/_memory.slice", "memory.slice")])
+def test_the_unit_of_a_cgroup(path, name):
+    assert unit_name(path) == name
