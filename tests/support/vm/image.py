@@ -32,7 +32,7 @@ def image() -> Path:
     with (_cache() / "vm.lock").open("w") as lock:  # several checkouts share it
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            _build(folder)
+            _build(folder, lock.fileno())
     return folder
 
 
@@ -42,18 +42,25 @@ def _cache() -> Path:
 
 def _key() -> str:
     """A saved state fits the very QEMU, and the very machine, that saved it."""
-    parts = [qemu.version().encode(), *((_HERE / name).read_bytes() for name in ("image.sh", "image.py", "qemu.py"))]
+    parts = [qemu.version().encode(), *((_HERE / name).read_bytes() for name in ("image.sh", "newer_qemu.sh", "image.py", "qemu.py"))]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
 
 
-def _build(folder: Path) -> None:
+def _build(folder: Path, lock: int) -> None:
     begun = time.monotonic()
     print("building the image of a virtual machine (a minute)", file=sys.stderr, flush=True)
     unfinished = folder.with_name("vm-unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)  # of a build that was interrupted
     unfinished.mkdir()
     with (unfinished / "build.log").open("w") as log:
-        done = subprocess.run(["sh", _HERE / "image.sh", unfinished], stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False)
+        done = subprocess.run(
+            ["sh", _HERE / "image.sh", unfinished],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            check=False,
+            pass_fds=[lock],  # nobody begins anew while one that has lost its parent still writes
+        )
     if done.returncode:
         raise qemu.VmError(f"the image could not be built: {(unfinished / 'build.log').read_text()[-2000:]}")
     _boot(unfinished)
@@ -67,13 +74,13 @@ def _boot(folder: Path) -> None:
         machine = qemu.Qemu(folder, Path(own), free_port(), writes=True)
         ssh = Ssh(folder, Path(own), machine.port)
         try:
-            ssh.connect(machine.alive, 300)
-            said = ssh.run("systemctl is-system-running --wait; systemctl --failed; sync", check=False, timeout_seconds=120)
+            ssh.connect(machine.alive, 900)
+            said = ssh.run("systemctl is-system-running --wait; systemctl --failed; sync", check=False, timeout_seconds=900)
             if not said.startswith("running"):
                 raise qemu.VmError(f"the image does not boot cleanly: {said}")
             ssh.close()
             machine.save(folder / STATE)
-        except qemu.VmError as error:
+        except (qemu.VmError, subprocess.TimeoutExpired) as error:
             raise qemu.VmError(f"{error}\n{machine.last_words()}") from error
         finally:
             ssh.close()

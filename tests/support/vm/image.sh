@@ -3,10 +3,16 @@
 # A small Debian node with systemd and sshd, from this machine's own Debian: image.sh FOLDER
 # Leaves disk.img, vmlinuz, initrd, id (ssh's key for root), known_hosts, and perhaps a QEMU, there.
 set -eu
+# What is mounted on the way is gone with the script, however it ends.
+if [ -z "${OWN_MOUNTS:-}" ] && unshare --mount true 2>/dev/null; then
+    OWN_MOUNTS=yes exec unshare --mount sh "$0" "$1"
+fi
+here=$(cd "$(dirname "$0")" && pwd)
 cd "$1"
 codename=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
 root=$PWD/root
 home=$root/root
+apt-get --quiet=2 update # the mirror no longer has what an old list names
 
 # shellcheck disable=SC2016 # these are apt's
 apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' | grep " $codename" | sort -u >sources.list
@@ -15,21 +21,9 @@ mmdebstrap --quiet --mode=root --variant=minbase --aptopt='Acquire::Languages "n
     --include=systemd,systemd-sysv,udev,dbus,kmod,python3,python3-cffi-backend,openssh-server,iproute2,procps \
     "$codename" "$root" sources.list
 
-# Of bookworm's QEMU whatever starts processes takes three times as long. The one of its backports needs the former's libraries, and nothing else.
+# Of bookworm's QEMU whatever starts processes takes three times as long.
 if [ "$codename" = bookworm ]; then
-    mkdir -p apt/lists/partial apt/cache/archives/partial qemu
-    # shellcheck disable=SC2016
-    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Release: bookworm' | head -n 1)
-    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror bookworm-backports main" >apt/sources.list
-    own="-o Dir::Etc::sourcelist=$PWD/apt/sources.list -o Dir::Etc::sourceparts=- -o Dir::State::lists=$PWD/apt/lists -o Dir::Cache=$PWD/apt/cache"
-    # shellcheck disable=SC2086 # several words on purpose
-    apt-get --quiet=2 $own update
-    # shellcheck disable=SC2086
-    (cd apt && apt-get --quiet=2 $own -o APT::Sandbox::User=root download qemu-system-x86 qemu-system-common qemu-system-data seabios)
-    for package in apt/*.deb; do
-        dpkg -x "$package" qemu
-    done
-    rm -r apt
+    sh "$here/newer_qemu.sh" || rm -rf qemu apt
 fi
 
 # The kernel unpacked and not installed: nothing here needs its boot loader or its initramfs.
@@ -72,6 +66,8 @@ printf 'UseDNS no\nUsePAM no\nPasswordAuthentication no\nMaxSessions 100\n' >"$r
 echo vm >"$root/etc/hostname"
 printf '[Match]\nName=eth*\n[Network]\nAddress=10.0.2.15/24\nGateway=10.0.2.2\nLinkLocalAddressing=no\nIPv6AcceptRA=no\n' \
     >"$root/etc/systemd/network/10-vm.network"
+mkdir -p "$root/etc/systemd/system.conf.d"
+printf '[Manager]\nDefaultTimeoutStartSec=600\nDefaultDeviceTimeoutSec=600\n' >"$root/etc/systemd/system.conf.d/slow.conf" # no CPU of one's own
 chroot "$root" systemctl --quiet enable systemd-networkd ssh
 chroot "$root" systemctl --quiet mask getty@tty1.service apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer \
     e2scrub_reap.service e2scrub_all.timer systemd-networkd-wait-online.service fstrim.timer

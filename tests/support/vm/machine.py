@@ -41,7 +41,7 @@ class Machine:
         self.ssh = ssh
         self._server: subprocess.Popen[str] | None = None
 
-    def run(self, script: str, check: bool = True, timeout_seconds: float = 120) -> str:
+    def run(self, script: str, check: bool = True, timeout_seconds: float = 300) -> str:
         return self.ssh.run(script, check=check, timeout_seconds=timeout_seconds)
 
     def module(self, name: str, check_mode: bool = False, **params: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def running_machine() -> Iterator[Machine]:
         ssh = Ssh(folder, Path(own), qemu.port)
         machine = Machine(qemu, ssh)
         try:
-            ssh.connect(qemu.alive, 120)
+            ssh.connect(qemu.alive, 600)
             ssh.run(f"date -s @{time.time():.0f}")  # its clock stood still
             yield machine
         except VmError as error:

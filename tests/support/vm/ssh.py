@@ -33,7 +33,7 @@ class Ssh:
     def command(self, script: str) -> list[str]:
         return [*self._command, script]
 
-    def run(self, script: str, stdin: bytes | None = None, check: bool = True, timeout_seconds: float = 120) -> str:
+    def run(self, script: str, stdin: bytes | None = None, check: bool = True, timeout_seconds: float = 300) -> str:
         """What a shell there says, standard error included."""
         done = subprocess.run(
             self.command(script),
@@ -52,7 +52,7 @@ class Ssh:
         deadline = time.monotonic() + timeout_seconds
         while alive() and time.monotonic() < deadline:
             with contextlib.suppress(subprocess.SubprocessError):
-                self._open(60)
+                self._open(120)
                 return
             time.sleep(0.2)
         raise VmError("the machine does not answer")
