@@ -13,6 +13,7 @@ import subprocess
 import pytest
 from cluster.objects import wait_until
 
+pytestmark = pytest.mark.timeout(900)  # its CPU is imitated, and others want the real ones
 MIB = 1 << 20
 WORK = """
 import os, signal, sys, time

@@ -12,6 +12,7 @@ import pytest
 from cluster.objects import wait_until
 from vm.machine import INSIDE
 
+pytestmark = pytest.mark.timeout(900)  # its CPU is imitated, and others want the real ones
 UNIT = "train.service"
 PATH = f"/system.slice/{UNIT}"
 # One child in the unit's own cgroup, one below it, as a program with cgroups of its own has them.
