@@ -141,8 +141,7 @@ class LimitTask:
         return unit if path in (unit.cgroup, slice_path(name)) else None
 
     def _kept(self, unit: Unit) -> dict[str, str]:
-        assert self._systemd
-        persistent = self._systemd.persistent(unit.name)
+        persistent = self._systemd.persistent(unit.name) if self._systemd else set()
         return {
             name: "persistent" if name in persistent else "runtime"
             for name, value in self.want.limits.items()

@@ -163,8 +163,8 @@ def to_properties(values: Mapping[str, Value]) -> list[tuple[str, str, list[str]
         if quota != MAX and (int(quota) * 100 % int(period) or per_second == 0):
             raise BadLimit(f"cpu_max: {values['cpu_max']} is no whole percentage of a CPU, and systemd keeps nothing finer")
         found += [(_QUOTA, "t", [str(per_second)]), (_PERIOD, "t", [period])]
-    devices = values.get("io_max", {})
-    assert isinstance(devices, dict)
+    given = values.get("io_max")
+    devices = given if isinstance(given, dict) else {}
     for key, prop in _IO.items():
         wanted = [(device, keys[key]) for device, keys in devices.items() if key in keys]
         if wanted:
