@@ -62,7 +62,6 @@ if [ "$1" = test ]; then
     debian openssh-client 'command -v ssh ssh-keygen'
     debian qemu-system-x86 'command -v qemu-system-x86_64'
     debian mmdebstrap 'command -v mmdebstrap'
-    debian busybox-static 'command -v busybox'
     debian cpio 'command -v cpio'
     debian zstd 'command -v zstd'
 fi

@@ -26,17 +26,18 @@ if [ "$codename" = bookworm ]; then
     sh "$here/newer_qemu.sh" || rm -rf qemu apt
 fi
 
-# The kernel unpacked and not installed: nothing here needs its boot loader or its initramfs.
+# Unpacked and not installed: nothing here needs the kernel's boot loader, and this machine may have a busybox that is not static.
 kernel=$(apt-cache depends linux-image-cloud-amd64 | grep -oPm1 'linux-image-\K\d[^ ]+')
-apt-get --quiet=2 -o APT::Sandbox::User=root download "linux-image-$kernel"
+apt-get --quiet=2 -o APT::Sandbox::User=root download "linux-image-$kernel" busybox-static
 dpkg -x linux-image-*.deb kernel
+dpkg -x busybox-static_*.deb busybox
 cp "kernel/boot/vmlinuz-$kernel" vmlinuz
 mkdir -p "$root/lib/modules" initramfs/bin initramfs/modules initramfs/dev initramfs/newroot
 cp -r "kernel/lib/modules/$kernel" "$root/lib/modules/"
 chroot "$root" depmod "$kernel"
 
 modules="virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci virtio_blk"
-cp "$(command -v busybox)" initramfs/bin/
+cp busybox/bin/busybox initramfs/bin/
 for module in $modules; do
     find "kernel/lib/modules/$kernel" -name "$module.ko" -exec cp {} initramfs/modules/ \;
 done
@@ -73,4 +74,4 @@ chroot "$root" systemctl --quiet mask getty@tty1.service apt-daily.timer apt-dai
     e2scrub_reap.service e2scrub_all.timer systemd-networkd-wait-online.service fstrim.timer
 
 mke2fs -q -t ext4 -O ^has_journal -d "$root" disk.img 2G
-rm -rf root kernel initramfs linux-image-*.deb sources.list
+rm -rf root kernel busybox initramfs ./*.deb sources.list
