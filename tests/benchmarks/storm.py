@@ -92,11 +92,11 @@ def killed(nodes: int, more: int) -> str:
 
 @contextmanager
 def _reconciled(fleet: Fleet, seconds: float) -> Iterator[None]:
-    """One run after another, a minute between them, as the role's timer has it; the last is awaited."""
+    """A run with each full minute at which none is at work, as the role's timer has it; the last is awaited."""
     over = threading.Event()
 
     def runs() -> Iterator[Run]:
-        while not over.wait(60):
+        while not over.wait(60 - time.time() % 60):
             yield fleet.play("reconcile", timeout_seconds=seconds)
 
     with ThreadPoolExecutor(max_workers=1) as pool:
