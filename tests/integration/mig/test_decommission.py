@@ -101,6 +101,13 @@ def test_a_pod_goes_by_eviction(fleet):
         assert fleet.layout("gpu-1", 0) == [f"3g.71gb@{4 - start}"] and not alive(record["pid"])
         assert (fleet.advertised("gpu-1"), fleet.objects.taints("gpu-1")) == ({"mig-3g.71gb": 1}, [])
 
+        since = audit.now()
+        last = fleet.play(
+            "mig_decommission", mig_hosts="gpu-1", mig_instance={"gpu": fleet.uuid("gpu-1", 0), "profile": "3g.71gb", "start": 4 - start}
+        )
+        assert "it has the last MIG device of its GPU" in last.failures[-1] and fleet.writes(since=since) == [], last.output
+        assert (fleet.layout("gpu-1", 0), fleet.advertised("gpu-1")) == ([f"3g.71gb@{4 - start}"], {"mig-3g.71gb": 1})
+
 
 def test_a_node_that_leaves_on_the_way(fleet, tmp_path):
     """S9, S16: the lock is given back, the taint and the ledger's record stay, and people are told; the next run ends it."""

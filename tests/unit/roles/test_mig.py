@@ -96,6 +96,23 @@ def test_what_has_no_holders_is_not_waited_for():
 
 
 @pytest.mark.parametrize(
+    "left, refused",
+    [
+        ({"mig": True, "instances": []}, True),
+        ({"mig": True, "instances": [{"compute": []}]}, True),
+        ({"mig": True, "instances": [{"compute": []}, {"compute": [{"ci": 0}]}]}, False),
+    ],
+)
+def test_the_last_mig_device_of_a_gpu_is_not_taken_out_of_use(left, refused):
+    """NVIDIA's device plugin would end by such a GPU. On a bare host there is none."""
+    plan = {"mig_gpus": [{"pci_bus_id": "0000:01:00.0", "steps": ["destroy"], "after": left}], "mig_how": "instance"}
+    assert evaluated(VARS["mig_last"], mig_orchestrator="kubernetes", **plan) == (["0000:01:00.0"] if refused else [])
+    assert evaluated(VARS["mig_last"], mig_orchestrator="none", **plan) == []
+    gone = {**plan["mig_gpus"][0], "steps": []}
+    assert evaluated(VARS["mig_last"], mig_orchestrator="kubernetes", mig_how="instance", mig_gpus=[gone]) == [], "it was done before"
+
+
+@pytest.mark.parametrize(
     "told, errors",
     [
         ({"failed": True, "msg": "not_alone"}, ["not_alone"]),
