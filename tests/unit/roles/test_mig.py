@@ -57,6 +57,16 @@ def test_a_boot_waits_longer_for_more_gpus(allow_reset, gpus, seconds):
     assert evaluated(VARS["mig_boot_limit_seconds"], mig_boot_timeout_seconds=waits, **known) == seconds
 
 
+def test_the_layouts_are_there_before_our_own_readers():
+    """Whoever has a GPU open is in the way of its mode, and theirs are not named as holders."""
+    units = {
+        name
+        for name in yaml.safe_load((ROLE.parent / "gpu_exporter/vars/main.yml").read_text())["gpu_exporter_units"]
+        if name.endswith(".service")
+    }
+    assert units and units <= set(VARS["mig_gpu_clients"])
+
+
 @pytest.mark.parametrize(
     "failed, restarts",
     [pytest.param({}, True, id="it has not looked yet"), pytest.param({"mig_plugin_failed": True}, False, id="it was late")],
