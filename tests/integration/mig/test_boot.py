@@ -84,6 +84,27 @@ def boot_files(tmp_path):
     }
 
 
+def test_the_mode_is_asked_before_anything_is_written(controller, host, tmp_path):
+    """S4: neither the GPUs nor what is for the next boot; an operator may go on all the same, by name and for a reason."""
+    ledger = controller.ledger(write=True)
+    for mode in ("observe", "fence"):
+        ledger.configure(mode, None, False, "tests", "the test needs it")
+        forbidden = controller.play("mig")
+        assert f"the mode {mode} forbids changing MIG layouts" in forbidden.failures[-1], forbidden.output
+        assert layouts(host) == [[], []] and boot_files(tmp_path) == {} and controller.journal("bare-1") == []
+    nameless = controller.play("mig", mig_override_mode=True, why="the trial runs on")
+    assert "by somebody, for a reason" in nameless.failures[-1] and layouts(host) == [[], []], nameless.output
+
+    run = controller.play("mig", mig_override_mode=True, who="jane", why="the trial runs on")
+
+    assert run.ok and layouts(host) != [[], []], run.output
+    assert {line["why"] for line in controller.journal("bare-1")} == {"jane, in the mode fence: the trial runs on"}
+    again = controller.play("mig")
+    assert again.ok and again.changed("bare-1") == 0 and "what bare-1 has for its next boot stays as it is" in again.output, again.output
+    controller.variables["gpuops_mig_layouts"] = []
+    assert controller.play("mig").ok and boot_files(tmp_path) != {}, "not even taken away"
+
+
 def test_the_boot_stage_alone_and_a_layout_that_is_wanted_no_more(controller, host, tmp_path):
     """Whichever stages are run the files are the same, and they go with the wish."""
     alone = tmp_path / "boot.yml"
