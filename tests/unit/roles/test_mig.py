@@ -20,7 +20,7 @@ TIMES = {"mig_settle_seconds": 30, "mig_plugin_seconds": 180, "mig_busy_timeout_
 
 @pytest.mark.parametrize(
     "how, seconds",
-    [("layout", 30 + 180 + 60 + 300), ("instance", 30 + 180 + 60 + 160)],
+    [("layout", 30 + 180 + 60 + 300), ("instance", 30 + 180 + 60 + 120)],
 )
 def test_s5_the_lock_lasts_as_long_as_the_stages_together(how, seconds):
     """On Kubernetes no module on the node renews it."""
