@@ -106,6 +106,22 @@ def test_what_has_no_holders_is_not_waited_for():
 
 
 @pytest.mark.parametrize(
+    "steps, devices",
+    [
+        (["destroy_compute_instance 3g.71gb@4/3c@0", "destroy_gpu_instance 3g.71gb@4"], ["MIG-2", "MIG-3"]),
+        pytest.param([], [], id="another profile at its place, or device files only"),
+        pytest.param(["destroy_gpu_instance 1g.18gb@0"], ["MIG-1"], id="by its name and not by its place"),
+    ],
+)
+def test_pods_are_evicted_of_what_the_plan_destroys(steps, devices):
+    there = {"1g.18gb@0": ["MIG-1"], "3g.71gb@4": ["MIG-2", "MIG-3"]}
+    before = {"instances": [{"name": name, "compute": [{"uuid": uuid} for uuid in uuids]} for name, uuids in there.items()]}
+    drift = [{"before": before, "steps": [dict(zip(("action", "target"), step.split())) for step in steps]}]
+    destroyed = evaluated(VARS["mig_destroyed"], gpuops_mig_drift=drift)
+    assert evaluated(VARS["mig_its_devices"], gpuops_mig_drift=drift, mig_destroyed=destroyed) == devices
+
+
+@pytest.mark.parametrize(
     "left, refused",
     [
         ({"mig": True, "instances": []}, True),
