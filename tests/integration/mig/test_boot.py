@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 from gpusim import instances
@@ -192,6 +193,17 @@ def test_a_node_that_is_not_ours_any_more_is_not_cut_at_boot(controller, host, t
     other.symlink_to("/etc/systemd/system/nvidia-mig-manager.service")
     assert not starts()
     other.unlink()
+
+    vendor = tmp_path / "vendor/multi-user.target.wants/nvidia-mig-manager.service"
+    cgroup = Path(host.host_variables()["gpuops_cgroup_root"]) / "system.slice/nvidia-mig-manager.service"
+    vendor.parent.mkdir(parents=True)
+    vendor.symlink_to("../nvidia-mig-manager.service")
+    shipped = controller.play("mig", "-e", json.dumps({"mig_other_unit_dirs": [str(tmp_path / "units"), str(tmp_path / "vendor")]}))
+    assert f"another MIG manager is active on bare-1: {vendor}" in shipped.failures[-1], shipped.output
+    cgroup.mkdir(parents=True)
+    runs = controller.play("mig")
+    assert f"another MIG manager is active on bare-1: {cgroup}" in runs.failures[-1], runs.output
+    cgroup.rmdir()
 
     refused = controller.play("mig", managed=False)
     assert not refused.ok and "is opted out" in refused.output
