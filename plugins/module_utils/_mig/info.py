@@ -41,7 +41,7 @@ def read(
     missing = [{"source": name, "why": answer.why} for name, answer in answers.items() if answer.why]
     missing += [{"source": "gpus", "why": f"there is no GPU {name}"} for name in unknown]
     holding = [item for item in seen.items if "held" in item]
-    result = {
+    result: dict[str, Any] = {
         "driver_version": mig.driver_version,
         "gpus": [
             report(gpu, _answer_of(gpu, mig.gpus), clients.join(gpu.minor, gpu.processes, holding), clients_complete=seen.why is None)
