@@ -97,12 +97,14 @@ class LayoutTask:
         self._journal = journal
         self._keep_lock = keep_lock
         self._started = time.time()
-        self._ends = time.monotonic() + (math.inf if options.deadline_seconds is None else options.deadline_seconds)
+        self._ends = math.inf
         self._drained: dict[str, Sequence[str]] = {}
         self._undrained: dict[str, RemediationError] = {}
 
     def run(self, *, check_mode: bool) -> tuple[dict[str, Any], list[str]]:
         """The module's result, and its warnings."""
+        if self._options.deadline_seconds is not None:
+            self._ends = time.monotonic() + self._options.deadline_seconds
         with contextlib.nullcontext() if check_mode else self._node.state.alone(_LOCK, self._within(self._options.timeout_seconds)):
             works, found = self._settle(check_mode)
             planned = [work for work in works if work.plan is not None and work.error is None]
