@@ -106,6 +106,39 @@ def test_what_has_no_holders_is_not_waited_for():
 
 
 @pytest.mark.parametrize(
+    "told, override, forbidden",
+    [
+        ({}, False, ""),
+        ({"mode": "act"}, False, ""),
+        ({"mode": "observe"}, False, "the mode observe forbids"),
+        ({"mode": "fence"}, False, "the mode fence forbids"),
+        ({"mode": "observe"}, True, ""),
+    ],
+)
+def test_s4_what_the_mode_says(told, override, forbidden):
+    """Without a ledger nothing is asked."""
+    given = {"mig_operating": told, "mig_override_mode": override}
+    said = evaluated(VARS["mig_forbidden"], **given, mig_mode=evaluated(VARS["mig_mode"], **given))
+    assert said.startswith(forbidden) and bool(said) is bool(forbidden)
+
+
+@pytest.mark.parametrize(
+    "given, may",
+    [
+        ({"mig_who": "jane", "gpuops_why": "the trial"}, True),
+        ({"mig_who": "", "gpuops_why": "the trial"}, False),
+        ({"mig_who": "jane"}, False),
+        ({"mig_who": "jane", "gpuops_why": "the trial", "gpuops_incident_id": "20260301-1"}, False),
+    ],
+)
+def test_s4_who_may_override_the_mode(given, may):
+    """Somebody, for a reason, and for no incident."""
+    [task] = [one for one in yaml.safe_load((ROLE / "tasks/mode.yml").read_text()) if "ansible.builtin.assert" in one]
+    conditions = task["ansible.builtin.assert"]["that"]
+    assert all(evaluated("{{ " + one + " }}", **given) for one in conditions) is may
+
+
+@pytest.mark.parametrize(
     "steps, devices",
     [
         (["destroy_compute_instance 3g.71gb@4/3c@0", "destroy_gpu_instance 3g.71gb@4"], ["MIG-2", "MIG-3"]),
