@@ -38,7 +38,7 @@ def test_from_whole_gpus_to_halves_and_no_further(fleet):
         fleet.mode("observe")
         forbidden = fleet.play("mig")
         assert "nothing was changed on gpu-1: the mode observe forbids" in forbidden.failures[-1], forbidden.output
-        assert (fleet.writes("nodes", "pods", "leases"), fleet.layout("gpu-1", 0)) == ([], [])
+        assert (fleet.changes(), fleet.writes("leases"), fleet.layout("gpu-1", 0)) == ([], [], [])
         fleet.mode("act")
         assert "3g.71gb@4" in foretold.output and "mig-change" in foretold.output and "nvidia.com/mig-3g.71gb" in foretold.output
 
