@@ -35,11 +35,12 @@ def test_from_whole_gpus_to_halves_and_no_further(fleet):
         foretold = fleet.play("mig", "--check", "--diff")
         assert foretold.ok, foretold.output
         assert (fleet.changes(), fleet.layout("gpu-1", 0), fleet.advertised("gpu-1")) == ([], [], {"gpu": 2})
-        fleet.mode("observe")
+        ledger = fleet.ledger(write=True)
+        ledger.configure("observe", None, False, "tests", "the test needs it")
         forbidden = fleet.play("mig")
         assert "nothing was changed on gpu-1: the mode observe forbids" in forbidden.failures[-1], forbidden.output
         assert (fleet.changes(), fleet.writes("leases"), fleet.layout("gpu-1", 0)) == ([], [], [])
-        fleet.mode("act")
+        ledger.configure("act", None, False, "tests", "the test needs it")
         assert "3g.71gb@4" in foretold.output and "mig-change" in foretold.output and "nvidia.com/mig-3g.71gb" in foretold.output
 
         run = fleet.play("mig")
