@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import upkeep
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import program
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import Unsupported
 
 ATTACHED = {
@@ -27,7 +27,7 @@ ATTACHED = {
     ],
 )
 def test_who_is_wanted_no_more_goes_and_during_a_hold_everybody(probes, held, asked):
-    demands = upkeep.demands({"probes": probes, "attach": "auto"}, held=held)
+    demands = program.demands({"probes": probes, "attach": "auto"}, held=held)
     assert [(one["state"], one["probes"]) for one in demands] == asked
     assert all(one["attach"] == "auto" for one in demands)
 
@@ -45,9 +45,9 @@ def run(tmp_path, monkeypatch):
                 raise answer
             return answer
 
-        monkeypatch.setattr(upkeep, "bring", bring)
+        monkeypatch.setattr(program, "bring", bring)
         said = []
-        return upkeep.main(str(config), said.append), json.loads(result.read_text()), said
+        return program.main(str(config), said.append), json.loads(result.read_text()), said
 
     return once
 
@@ -80,5 +80,5 @@ def test_counts_begin_anew_with_each_boot_and_where_the_file_is_damaged(run, tmp
 
 def test_without_settings_nothing_is_done(tmp_path):
     said = []
-    assert upkeep.main(str(tmp_path / "none.json"), said.append) == 1
+    assert program.main(str(tmp_path / "none.json"), said.append) == 1
     assert said[0].startswith("<3>cannot read")
