@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.bring import bring
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import ProbeError
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter import handover
@@ -39,12 +40,15 @@ def _say(line: str) -> None:
 def main(config: str, tell: Tell = _say) -> int:
     """The exit status: whether all is as wanted. Says what it did, which most of the time is nothing."""
     try:
-        return 0 if run(json.loads(Path(config).read_text(encoding="utf-8")), tell) else 1
+        wanted = json.loads(Path(config).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         tell(f"{_ERROR}cannot read {config}: {error}")
-    except RemediationError as error:
+        return 1
+    try:
+        return 0 if run(wanted, tell) else 1
+    except RemediationError as error:  # nobody else is told then
         tell(f"{_ERROR}{error}")
-    return 1
+        return 1
 
 
 def run(config: Mapping[str, Any], tell: Tell) -> bool:
@@ -56,7 +60,10 @@ def run(config: Mapping[str, Any], tell: Tell) -> bool:
             results.append(bring(params, False))
     except RemediationError as error:
         failure = error
-        tell(f"{_ERROR}{error}")
+    except OSError as error:  # such as a pin that cannot be removed
+        failure = ProbeError(str(error))
+    if failure:
+        tell(f"{_ERROR}{failure}")
     for result in results:
         for step in result["actions"]:
             tell(f"{step['action']} {step['after'] if step['action'] == 'attach' else step['target']}")

@@ -15,7 +15,14 @@ from ports import free_port
 
 BOOT, SERVICE, TIMER = "gpuops-probes-boot.service", "gpuops-probes.service", "gpuops-probes.timer"
 LIBRARY = "/usr/lib/some-linux-gnu/libcuda.so.1"
-CALL = "import ctypes, time; ctypes.CDLL('{}').cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(1024)); time.sleep(600)"
+PRIVATE = "/usr/local/nvidia/lib64"
+CONTAINER = f'mkdir -p {PRIVATE} && mount -t tmpfs tmpfs {PRIVATE} && cp {LIBRARY} {PRIVATE} && exec /usr/bin/python3 -c "$CALL"'
+CALL = f"""
+import ctypes, time
+library = ctypes.CDLL("{PRIVATE}/libcuda.so.1")
+while not time.sleep(0.5):
+    library.cuMemAlloc_v2(ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(1024))
+"""
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -62,19 +69,26 @@ def deployed(machine):
     return machine
 
 
+def files(deployed):
+    return {name.rsplit("_", 1)[0] for name in deployed.links() if "kernel" not in name}
+
+
 def test_the_timers_runs_attach_to_what_comes_through_the_sandbox(deployed, built):
+    """A copy on the host, and one that another mount namespace alone has."""
     systemd = deployed.systemd
     first = wait_until(deployed.result, "a run of the timer", 60)
     target = systemd.root / LIBRARY[1:]
     target.parent.mkdir(parents=True)
     target.write_bytes(built["push"].read_bytes())
-    wait_until(lambda: len([name for name in deployed.links() if "kernel" not in name]) == 2, "the new copy with probes", 60)
-    told = wait_until(lambda: (now := deployed.result()) and now["copies"] == 1 and now, "the run that did it told", 60)
+    wait_until(lambda: len(files(deployed)) == 1, "the host's copy with probes", 60)
+    systemd.run("systemd-run", "--unit=container", f"--setenv=CALL={CALL}", "--property=PrivateMounts=yes", "sh", "-ec", CONTAINER)
+    wait_until(lambda: len(files(deployed)) == 2, "the container's copy with probes", 60)
+    accounts = "/sys/fs/bpf/gpuops/cuda_mem/maps/accounts"
+    wait_until(lambda: json.loads(systemd.run("bpftool", "--json", "map", "dump", "pinned", accounts).stdout), "its memory counted", 60)
+    told = wait_until(lambda: (now := deployed.result()) and now["copies"] == 2 and now, "the copies told", 60)
     assert told["error"] is None and told["totals"]["runs"] > first["totals"]["runs"] and told["totals"]["failures"] == 0
-    systemd.run("systemd-run", "--unit=caller", "/usr/bin/python3", "-c", CALL.format(LIBRARY))
-    maps = "/sys/fs/bpf/gpuops/cuda_mem/maps/accounts"
-    wait_until(lambda: json.loads(systemd.run("bpftool", "--json", "map", "dump", "pinned", maps).stdout), "the allocation counted", 60)
-    systemd.systemctl("stop", "caller")
+    systemd.systemctl("stop", "container")
+    wait_until(lambda: len(files(deployed)) == 1, "the links of a container that has ended gone", 60)
 
 
 def test_s13_the_probes_units_come_without_a_reload(deployed):

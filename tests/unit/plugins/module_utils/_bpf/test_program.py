@@ -70,6 +70,11 @@ def test_a_failure_is_told_with_when_it_last_went_well(run):
     assert {name: failed["totals"][name] for name in ("runs", "failures")} == {"runs": 2, "failures": 1}
 
 
+def test_what_the_system_refuses_is_a_failure_like_another(run):
+    status, failed, said = run(OSError(30, "Read-only file system", "/sys/fs/bpf/gpuops"))
+    assert (status, failed["error_kind"]) == (1, "probe_error") and "Read-only" in said[0]
+
+
 def test_counts_begin_anew_with_each_boot_and_where_the_file_is_damaged(run, tmp_path):
     run(ATTACHED)
     result = tmp_path / "result.json"
