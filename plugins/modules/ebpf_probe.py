@@ -26,6 +26,7 @@ author: The gpuops.remediation maintainers (@gpuops)
 extends_documentation_fragment:
   - gpuops.remediation.attributes
   - gpuops.remediation.ebpf
+  - gpuops.remediation.ebpf.attach
   - gpuops.remediation.node.state_dir
 attributes:
   check_mode:
@@ -47,37 +48,13 @@ options:
       present: The probes are attached, and what they have counted is kept.
       absent: No link, map or folder of them is left.
       restarted: They are attached anew and count from zero.
-  libraries:
-    description:
-      - These copies of libcuda, and no others.
-      - When omitted, they are looked for in the usual folders of each mount namespace and in the maps of all processes. What a container has mapped
-        from a volume is left alone, since a link keeps the volume busy.
-    type: list
-    elements: path
-  attach:
-    description: How functions are attached to.
-    type: str
-    default: auto
-    choices:
-      auto: As V(multi) where the kernel can, else as V(perf).
-      multi: All functions of a library by one link (kernel 6.6 and later).
-      perf: Each function by a link of its own, which takes seconds to remove.
-  max_allocations:
-    description:
-      - How many allocations can be followed at once. What exceeds them is not charged, and is counted as untracked.
-      - A change takes O(state=restarted).
-    type: int
-    default: 262144
-  timeout_seconds:
-    description: How long the search for copies of libcuda may take, the look for processes that hang, and the wait for another run, each.
-    type: float
-    default: 30
 requirements:
   - Linux 5.15 or later on x86_64, with BTF; for V(cuda_mem) none whose seccomp filters can deny the return of a probed function, as in 6.11
   - libbpf 1.0 or later (C(libbpf.so.1))
   - CAP_SYS_ADMIN
 seealso:
   - module: gpuops.remediation.ebpf_probe_info
+  - module: gpuops.remediation.ebpf_probe_program
 """
 
 EXAMPLES = r"""
@@ -130,7 +107,7 @@ error_kind:
   type: str
 """
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.argspec import EBPF_OPTIONS
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.argspec import ATTACH_OPTIONS, EBPF_OPTIONS
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.bring import bring
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec import STATE_DIR_OPTIONS
@@ -139,11 +116,8 @@ SPEC = {
     "argument_spec": {
         **STATE_DIR_OPTIONS,
         **EBPF_OPTIONS,
+        **ATTACH_OPTIONS,
         "state": {"type": "str", "default": "present", "choices": ["present", "absent", "restarted"]},
-        "libraries": {"type": "list", "elements": "path"},
-        "attach": {"type": "str", "default": "auto", "choices": ["auto", "multi", "perf"]},
-        "max_allocations": {"type": "int", "default": 262144},
-        "timeout_seconds": {"type": "float", "default": 30},
     },
 }
 

@@ -122,10 +122,10 @@ import sys
 
 from ansible_collections.gpuops.remediation.plugins.module_utils import _program
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import boot
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.boot_files import BootFiles, config_of, show
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.boot_params import boot_params
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec import LOCK_TOGETHER, NODE_OPTIONS
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.boot_files import BootFiles, document, show
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.lock import guard
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
 
@@ -155,7 +155,8 @@ def run(params, check_mode):
     wanted = {params["program"]: None, params["config"]: None}
     if params["state"] == "present":
         wanted[params["program"]] = _program.build(boot.__name__, sys.executable)
-        wanted[params["config"]] = config_of(boot_params(params), params["kubelet_dir"], params["driver_seconds"])
+        others = {name: params[name] for name in ("driver_seconds", "kubelet_dir")}
+        wanted[params["config"]] = document({**others, "mig_layout": boot_params(params)})
     files = BootFiles({params["program"]: 0o755, params["config"]: 0o644}, guard(node, params, check_mode=check_mode))
     return files.bring(wanted, check_mode=check_mode).result(show)
 

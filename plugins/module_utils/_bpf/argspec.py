@@ -4,7 +4,7 @@
 
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
 
-"""Options of the modules of the probes; documented by the fragment `ebpf`."""
+"""Options of the modules of the probes; documented by the fragments `ebpf` and `ebpf.attach`."""
 
 from __future__ import annotations
 
@@ -13,4 +13,11 @@ from typing import Any
 EBPF_OPTIONS: dict[str, Any] = {
     "probes": {"type": "list", "elements": "str", "choices": ["cuda_mem", "gpu_xid"], "default": ["cuda_mem", "gpu_xid"]},
     "bpffs_dir": {"type": "path", "default": "/sys/fs/bpf/gpuops"},
+}
+
+ATTACH_OPTIONS: dict[str, Any] = {
+    "libraries": {"type": "list", "elements": "path"},
+    "attach": {"type": "str", "default": "auto", "choices": ["auto", "multi", "perf"]},
+    "max_allocations": {"type": "int", "default": 262144},
+    "timeout_seconds": {"type": "float", "default": 30},
 }

@@ -17,6 +17,8 @@ import struct
 from collections.abc import Iterator
 from itertools import islice
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import Unsupported
+
 _OPENAT2 = 437  # on every architecture
 _IN_ROOT = 0x10 | 0x02  # RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS
 _MOST_NAMES = 4096  # of a folder that are looked at
@@ -36,6 +38,8 @@ def open_in_root(root: str, path: str, flags: int) -> int:
         fd = int(_libc.syscall(_OPENAT2, at, os.fsencode(path or "/"), how, 24))
     finally:
         os.close(at)
+    if fd < 0 and ctypes.get_errno() == errno.ENOSYS:  # what cannot be opened is passed over, and all of it would be
+        raise Unsupported("openat2(2) is denied here, by a seccomp filter such as systemd's RestrictSUIDSGID")
     if fd < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
     return fd

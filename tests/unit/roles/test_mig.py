@@ -64,7 +64,7 @@ def test_the_layouts_are_there_before_our_own_readers():
         for name in yaml.safe_load((ROLE.parent / "gpu_exporter/vars/main.yml").read_text())["gpu_exporter_units"]
         if name.endswith(".service")
     }
-    assert units and units <= set(VARS["mig_gpu_clients"])
+    assert units and units <= set(yaml.safe_load((ROLE.parents[1] / "data/gpu_client_units.yml").read_text()))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+from types import SimpleNamespace
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import files, finder, libraries
@@ -143,6 +146,20 @@ def test_the_search_has_only_so_much_memory(node, monkeypatch):
     monkeypatch.setattr(finder, "scan", lambda *_given: bytearray(1 << 30))
     with pytest.raises(finder.SearchFailed, match="MemoryError"):
         finder.find(ProcFs(str(proc)), StateDir(str(proc / "state")), 20)
+
+
+def test_a_search_that_may_not_open_anything_is_no_answer(node, monkeypatch):
+    """It would find nothing, and all links be taken away."""
+
+    def denied(*_given):
+        ctypes.set_errno(errno.ENOSYS)
+        return -1
+
+    monkeypatch.setattr(files, "_libc", SimpleNamespace(syscall=denied))
+    proc, process = node
+    process(5, [], {"libcuda.so.1": " ".join(REQUIRED)}, 1)
+    with pytest.raises(finder.SearchFailed, match="openat2"):
+        finder.find(ProcFs(str(proc)), StateDir(str(proc / "state")), 30)
 
 
 def test_a_search_that_does_not_end_is_no_answer(node, monkeypatch):

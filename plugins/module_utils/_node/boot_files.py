@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
-"""The files by which a node makes its layouts again at boot: what is wanted, and the program."""
+"""The files by which a node does again by itself what a reboot has undone: what is wanted, and the program."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class BootFileError(RemediationError):
 
 @dataclass(frozen=True)
 class BootFiles:
-    """`modes` has the paths, in the order in which they are written."""
+    """`modes` has the paths, in the order in which they are written. `keep_lock` is called before each, and raises if the lock is lost."""
 
     modes: Mapping[str, int]
-    keep_lock: Callable[[], None]
+    keep_lock: Callable[[], None] = lambda: None
 
     def bring(self, wanted: Files, *, check_mode: bool) -> Outcome[Files]:
         def plan(have: Files) -> list[Step]:
@@ -83,6 +83,6 @@ def show(files: Files) -> dict[str, Any]:
     return {path: told(path, data) for path, data in files.items()}
 
 
-def config_of(params: Mapping[str, Any], kubelet_dir: str, driver_seconds: float) -> bytes:
-    document = {"driver_seconds": driver_seconds, "kubelet_dir": kubelet_dir, "mig_layout": params}
-    return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+def document(value: Mapping[str, Any]) -> bytes:
+    """What the program has to know, as a file."""
+    return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
