@@ -112,7 +112,7 @@ class _Call:
 
     def _take(self, event: Any) -> bool:
         if isinstance(event, (ResponseReceived, TrailersReceived)):
-            self._headers.update(event.headers or ())
+            self._headers.update((str(name), str(value)) for name, value in event.headers or ())
         elif isinstance(event, DataReceived):
             self._body += event.data
             self._http.acknowledge_received_data(event.flow_controlled_length, event.stream_id)

@@ -93,7 +93,7 @@ def test_an_answer_in_pieces(server):
         (lambda http, stream: http.reset_stream(stream, 2), "broke off the call: HTTP/2 error 2"),
         (lambda http, stream: http.close_connection(1), "broke off the call: HTTP/2 error 1"),
         (lambda http, stream: None, "closed the connection before it had answered"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak HTTP/2"),
+        (b"\0\0\1\0\0\0\0\0\0x", "does not speak HTTP/2"),
     ],
 )
 def test_no_answer(server, say, why):
