@@ -28,7 +28,10 @@ def pods_elsewhere(
     uuids |= {str(gpu["uuid"]) for gpu in gpus if gpu["uuid"] and gpu["pci_bus_id"] in sick}
     if not uuids:
         return None
-    parents = {str(one["uuid"]): gpu["uuid"] for gpu in gpus for one in (gpu.get("mig") or {}).get("instances") or ()}
+    parents = {str(gpu["uuid"]): str(gpu["uuid"]) for gpu in gpus if gpu["uuid"]}
+    parents.update(
+        (str(one["uuid"]), str(gpu["uuid"])) for gpu in gpus if gpu["uuid"] for one in (gpu.get("mig") or {}).get("instances") or ()
+    )
     claimants = {_key(one) for one in told["claims"] if one["driver"] == resources.DRIVER}
     users = {
         process["container"]["pod_uid"]
@@ -58,8 +61,8 @@ def _key(entry: Mapping[str, Any]) -> Any:
     return entry["pod_uid"] if "pod_uid" in entry else (entry["pod_namespace"], entry["pod_name"])
 
 
-def _gpu_of(device: str, parents: Mapping[str, Any]) -> str | None:
-    """The UUID of its GPU; None where nobody can tell, as with a plugin that counts its devices."""
+def _gpu_of(device: str, parents: Mapping[str, str]) -> str | None:
+    """The UUID of its GPU; None where nobody can tell, as with plugins that have names of their own (`nvidia0`, `GPU-…-0`)."""
     if device.startswith(_OLD_MIG):
-        return device[len(_MIG) :].partition("/")[0]
-    return device if device.startswith(_GPU) else parents.get(device)
+        device = device[len(_MIG) :].partition("/")[0]
+    return parents.get(device)

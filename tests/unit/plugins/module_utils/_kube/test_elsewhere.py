@@ -15,6 +15,8 @@ MIG = {"nvidia.com/mig-1g.18gb": "1"}
 GPUS = [
     {"uuid": "GPU-0", "pci_bus_id": "0000:00:06.0", "mig": {"instances": [{"uuid": "MIG-a"}]}, "processes": []},
     {"uuid": "GPU-1", "pci_bus_id": "0000:00:07.0", "mig": {"instances": [{"uuid": "MIG-b"}]}, "processes": []},
+    {"uuid": "GPU-2", "pci_bus_id": "0000:00:08.0", "mig": None, "processes": []},
+    {"uuid": None, "pci_bus_id": "0000:00:09.0", "mig": None, "processes": []},
 ]
 
 
@@ -50,6 +52,7 @@ def claim(driver):
         pytest.param(pod("p", limits=ONE), told(given("MIG-GPU-0/1/0")), False, id="the sick GPU's, by an old name"),
         pytest.param(pod("p", limits=ONE), told(given("MIG-GPU-1/1/0")), True, id="another GPU's, by an old name"),
         pytest.param(pod("p", limits=ONE), told(given("nvidia3")), False, id="a plugin that counts"),
+        pytest.param(pod("p", limits=ONE), told(given("GPU-0-3")), False, id="a plugin with names of its own"),
         pytest.param(pod("p", limits=ONE, init_limits=TWO), told(given("GPU-1")), False, id="an init container had more"),
         pytest.param(pod("p", limits=ONE, init_limits=ONE), told(given("GPU-1")), True, id="an init container had the same"),
         pytest.param(pod("p", init_limits=ONE), told(), False, id="only an init container has one"),
@@ -69,11 +72,11 @@ def test_who_is_elsewhere(it, answer, expected):
 
 def test_a_process_on_the_sick_gpu():
     """S11: process lists may add pods."""
-    busy = [{**GPUS[0], "processes": [{"container": None}, {"container": {"pod_uid": "uid-p"}}]}, GPUS[1]]
+    busy = [{**GPUS[0], "processes": [{"container": None}, {"container": {"pod_uid": "uid-p"}}]}, *GPUS[1:]]
     assert pods_elsewhere(told(given("GPU-1")), [pod("p", limits=ONE)], busy, ["GPU-0"]) == []
 
 
 def test_by_its_address_only():
     who = [pod("p", limits=ONE), pod("q", limits=ONE)]
     assert pods_elsewhere(told(given("GPU-0"), given("GPU-1", name="q")), who, GPUS, ["0000:00:06.0"]) == ["uid-q"]
-    assert pods_elsewhere(told(given("GPU-1")), who, GPUS, ["0000:00:0f.0"]) is None, "nobody knows its UUID"
+    assert pods_elsewhere(told(given("GPU-1")), who, GPUS, ["0000:00:09.0"]) is None, "nobody knows its UUID"
