@@ -46,14 +46,14 @@ def test_seven_of_eight_work_on(fleet):
         holders = {name: [pod for pod, gpus in given[name].items() if sick[name] in gpus] for name in given}
         for name, gpu in sick.items():
             fleet.nodes[name].xid(gpu, 48)
-        message = fleet.together(*(fleet.alert(name, gpu, 48) for name, gpu in sick.items()))
+        alerts = {name: fleet.alert(name, gpu, 48) for name, gpu in sick.items()}
 
-        predicted = fleet.remediate("--check", "--diff", alert_file=message)
+        predicted = fleet.remediate("--check", "--diff", alert_file=alerts["gpu-1"])
         assert predicted.ok, predicted.output
         assert f"default/{holders['gpu-1'][0]}" in predicted.output and fleet.writes() == []
         assert not any(f"default/{pod}" in predicted.output for pod in set(given["gpu-1"]) - set(holders["gpu-1"])), predicted.output
 
-        run = fleet.remediate(alert_file=message)
+        run = fleet.remediate(alert_file=fleet.together(*alerts.values()))
 
     assert run.ok, run.output
     found = {one["node"]: one for one in fleet.incidents()}
