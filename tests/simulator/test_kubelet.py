@@ -122,6 +122,14 @@ def test_a_gpu_in_mig_mode_is_not_handed_out_whole(node: Node) -> None:
     assert sync(node, pod(gpus=1))["0f5a-1"]["gpus"] == [1]
 
 
+def test_a_pod_keeps_its_gpu_over_a_reboot(node: Node) -> None:
+    one, two = pod("one"), pod("two")
+    record = sync(node, one, two)["two"]
+    sync(node, two)
+    node.reboot()
+    assert sync(node, two)["two"]["devices"] == record["devices"], "also while another GPU is free"
+
+
 def test_a_killed_process_is_not_started_again_but_after_a_reboot_it_is(node: Node) -> None:
     first = sync(node, pod())["0f5a-1"]["pid"]
     os.kill(first, signal.SIGKILL)

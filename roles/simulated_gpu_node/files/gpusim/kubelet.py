@@ -157,7 +157,8 @@ def _start(node: Node, uid: str, pod: Pod, claims: list[dict[str, Any]]) -> str:
             return f"{name}: waits, {len(gpus)} of the {len(claimed)} GPUs of its claims are there on {node.name}"
     else:
         for resource, wanted in devices_wanted(pod).items():
-            free = _free(state, resource)[:wanted]
+            before = state["given"].get(uid, {}).get(resource, ())
+            free = sorted(_free(state, resource), key=lambda one: one not in before)[:wanted]
             if len(free) < wanted:
                 return f"{name}: waits, {len(free)} of {wanted} {resource} are free on {node.name}"
             given[resource] = free

@@ -112,7 +112,7 @@ class Node:
             "version": 1, "node": self.name, "model": model_name, "driver_version": model["answers"]["nvmlSystemGetDriverVersion"],
             "faults": {**no_faults(), "driver_not_loaded": False}, "event_sequence": 0, "instance_sequence": 0,
             "gpus": [self._gpu(model, index) for index in range(gpus)], "processes": [], "pods": {}, "device_plugin": None,
-            "pod_resources": "serves",
+            "pod_resources": "serves", "given": {},
         }  # fmt: skip
         capabilities.install(str(self.path))
         for device in (
@@ -174,6 +174,7 @@ class Node:
         """A new boot: every process of the node is gone, and all that a GPU keeps in registers."""
         with self.change() as state:
             self._end(state, state["processes"])
+            state["given"] = {uid: record["devices"] for uid, record in state["pods"].items()}  # the kubelet's checkpoint outlives it
             state["pods"] = {}
             if state["device_plugin"]:  # its pod starts again with the kubelet
                 state["device_plugin"].update(pod=None, resources={})
