@@ -29,6 +29,7 @@ from ansible.executor.process.worker import WorkerProcess
 from ansible.plugins.callback import CallbackBase
 
 LOOK_SECONDS = 1.0
+DEAD_SECONDS = 10.0  # a run that is ending for another reason, or has not yet heard what the worker sent, is given the time to
 
 
 class CallbackModule(CallbackBase):
@@ -39,30 +40,27 @@ class CallbackModule(CallbackBase):
     def __init__(self) -> None:
         super().__init__()
         self._unheeded = False  # whether the strategy looks only when all is done
-        self._workers: dict[Any, WorkerProcess] = {}  # by what keeps the exit status once Ansible has closed the worker
-        self._heard: set[tuple[str, str]] = set()  # hosts and tasks whose result has come: nobody waits for that worker
-        self._past: set[Any] = set()  # what is left of plays that are over: Ansible kills it there, and nobody waits for it
+        self._awaited: dict[Any, WorkerProcess] = {}  # by what keeps the exit status once Ansible has closed the worker
+        self._past: set[Any] = set()  # those whose result has come, and what is left of plays that are over: nobody waits for them
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="dead_workers", daemon=True)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        self._unheeded = play.strategy.rpartition(".")[2] in ("free", "host_pinned")
-        self._past = {child._popen for child in self._children()}
-        self._workers.clear()
-        self._heard.clear()
+        with self._lock:
+            self._unheeded = play.strategy.rpartition(".")[2] in ("free", "host_pinned")
+            self._past = {popen for popen, _worker in self._children()}
+            self._awaited.clear()
         if self._unheeded and not self._thread.ident:
             self._thread.start()
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         # Ansible is about to put another worker in the place of one that has ended, and forgets how.
-        if self._unheeded:
+        with self._lock:
             self._note()
 
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
-        if self._unheeded:
+        with self._lock:
             self._note()
-
-    def v2_runner_on_start(self, host: Any, task: Any) -> None:
-        self._heard.discard((host.name, task._uuid))
 
     def v2_runner_on_ok(self, result: Any) -> None:
         self._hear(result)
@@ -77,38 +75,48 @@ class CallbackModule(CallbackBase):
         self._hear(result)
 
     def _hear(self, result: Any) -> None:
-        self._heard.add((result._host.name, result._task._uuid))
+        """The same task may be begun on the host again, by another worker."""
+        of = (result._host.name, result._task._uuid)
+        with self._lock:
+            self._note()
+            self._forget([popen for popen, worker in self._awaited.items() if (worker._host.name, worker._task._uuid) == of])
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         self._unheeded = False
 
-    def _children(self) -> list[WorkerProcess]:
-        # active_children() would leave out those that have ended.
-        children = list(process._children)  # type: ignore[attr-defined]
-        return [child for child in children if isinstance(child, WorkerProcess) and child._popen]
+    def _children(self) -> list[tuple[Any, WorkerProcess]]:
+        # active_children() would leave out those that have ended. Ansible may close one at any time.
+        children = [(getattr(child, "_popen", None), child) for child in list(process._children)]  # type: ignore[attr-defined]
+        return [(popen, child) for popen, child in children if popen and isinstance(child, WorkerProcess)]
 
     def _note(self) -> None:
-        for child in self._children():
-            if child._popen not in self._past:
-                self._workers.setdefault(child._popen, child)
+        if not self._unheeded:
+            return
+        children = dict(self._children())
+        self._past &= children.keys()
+        self._awaited.update({popen: worker for popen, worker in children.items() if popen not in self._past})
 
     def _watch(self) -> None:
-        doomed = False
+        since: dict[Any, float] = {}
         while True:
             time.sleep(LOOK_SECONDS)
-            dead = self._dead() if self._unheeded else []
-            if dead and doomed:  # at two looks: a run that is ending for another reason is given the time to
-                self._end(dead)
+            now, dead = time.monotonic(), self._dead()
+            since = {popen: since.get(popen, now) for popen in dead}
+            doomed = [worker for popen, worker in dead.items() if now - since[popen] >= DEAD_SECONDS]
+            if doomed:
+                self._end(doomed)
                 return
-            doomed = bool(dead)
 
-    def _dead(self) -> list[WorkerProcess]:
-        self._note()
-        for popen in list(self._workers):
-            if popen.poll() == 0:
-                self._workers.pop(popen, None)
-        dead = [worker for popen, worker in list(self._workers.items()) if popen.poll()]
-        return [worker for worker in dead if (worker._host.name, worker._task._uuid) not in self._heard]
+    def _dead(self) -> dict[Any, WorkerProcess]:
+        with self._lock:
+            self._note()
+            self._forget([popen for popen in self._awaited if popen.poll() == 0])
+            return {popen: worker for popen, worker in self._awaited.items() if popen.poll()} if self._unheeded else {}
+
+    def _forget(self, popens: list[Any]) -> None:
+        for popen in popens:
+            del self._awaited[popen]
+        self._past.update(popens)
 
     def _end(self, dead: list[WorkerProcess]) -> None:
         where = "; ".join(f"{worker._host.name}, {worker._task.get_name()}" for worker in dead)

@@ -23,7 +23,7 @@ options:
         The holders of what is in the way, and no others, get SIGTERM, O(grace_seconds), and are then killed with their container or unit,
         by the rules and with the proof of M(gpuops.remediation.cgroup_state). Without proof nothing is done to any of them.
   busy_timeout_seconds:
-    description: How long holders are waited for, or how long draining may take.
+    description: How long holders are waited for, or how long draining may take, one GPU after the other.
     type: float
     default: 60
   grace_seconds:
@@ -37,8 +37,11 @@ options:
     default: []
   given:
     description:
-      - Instances that are allocated to somebody though no process is in them, such as those of pods. They count as busy, and are not drained.
-      - Named by the UUID of the MIG device, or as C(3g.71gb@4) and C(3g.71gb@4/1c@0). Such a name means that instance on every GPU that the module works on.
+      - Instances and whole GPUs that are allocated to somebody though no process is in them, such as those of pods. They count as busy, and are
+        not drained. Who has a GPU has all that is on it.
+      - Instances are named by the UUID of the MIG device, or as C(3g.71gb@4) and C(3g.71gb@4/1c@0). Such a name means that instance on every GPU that the
+        module works on. What is not there is in nobody's way.
+      - GPUs are named by UUID or PCI address. Any other name, or one that no GPU of the node has, is a refusal.
     type: list
     elements: str
     default: []

@@ -34,15 +34,15 @@ RETURN = r"""
 _value:
   description:
     - C(devices), the pod (C(namespace/name)) by the UUID of the GPU or MIG device that it has; C(pods), the same pods as
-      M(gpuops.remediation.node_drain) takes them; C(unsettled), pods that are bound to the node and request a GPU, and have not been given one
-      yet.
+      M(gpuops.remediation.node_drain) takes them; C(unsettled), pods that are bound to the node and request a GPU of a device plugin, and have not
+      been given one yet.
   type: dict
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Pod, finished, uid, wants_gpu
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Pod, finished, has_gpu_of_plugin, uid
 
 STATIC_UID = "kubernetes.io/config.hash"  # of a mirror pod: the UID by which the kubelet knows the static pod
 
@@ -57,7 +57,7 @@ def device_holders(allocations: Sequence[Mapping[str, Any]], pods: Sequence[Pod]
     }
     given = {device: alive[one["pod_uid"]] for one in allocations if one["pod_uid"] in alive for device in one["devices"]}
     settled = {uid(pod) for pod in given.values()}
-    waiting = [pod for pod in pods if uid(pod) in alive and uid(pod) not in settled and wants_gpu(pod)]
+    waiting = [pod for pod in pods if uid(pod) in alive and uid(pod) not in settled and has_gpu_of_plugin(pod)]
     return {
         "devices": {device: _name(pod) for device, pod in given.items()},
         "pods": {device: {"uid": uid(pod)} for device, pod in given.items()},

@@ -18,7 +18,9 @@ options:
     elements: dict
     required: true
   planned:
-    description: GPUs whose layout is to be another one, as M(gpuops.remediation.mig_layout) returns them in check mode.
+    description:
+      - GPUs whose layout is to be another one, as M(gpuops.remediation.mig_layout) returns them in check mode.
+      - Of one whose holders are to be waited for, what it will have once they have gone.
     type: list
     elements: dict
     default: []
@@ -48,7 +50,8 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig.names impo
 
 
 def mig_devices(gpus: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    after = {one["uuid"]: one["after"] for one in planned if one.get("after")}
+    told = {one["uuid"]: (one.get("error") or {}).get("once_free") or one.get("after") for one in planned}
+    after = {uuid: layout for uuid, layout in told.items() if layout}
     whole: list[str] = []
     names: Counter[str] = Counter()
     uuids: list[str] = []

@@ -62,7 +62,10 @@ options:
       mixed: A resource for each profile, C(nvidia.com/mig-3g.71gb).
       single: All devices are C(nvidia.com/gpu); they must be of one kind.
   pod_labels:
-    description: The plugin's pod is known by one of these labels, each C(key=value).
+    description:
+      - The plugin's pod is known by one of these labels, each C(key=value). By one of the default ones it is known only where a container is named
+        C(nvidia-device-plugin-ctr) or C(nvidia-device-plugin), or its command is C(nvidia-device-plugin); others that carry such a label, as the
+        Helm chart gives them to GPU feature discovery and the MPS daemon, are left alone.
     type: list
     elements: str
     default: [app=nvidia-device-plugin-daemonset, app.kubernetes.io/name=nvidia-device-plugin, name=nvidia-device-plugin-ds]
@@ -105,11 +108,15 @@ EXAMPLES = r"""
 
 RETURN = r"""
 before:
-  description: The resources that could be allocated, those at 0 left out, and the plugin's pod.
+  description:
+    - The resources that could be allocated, those at 0 left out, and the plugin's pod.
+    - C(unhealthy), how many of each there are that the plugin has taken out as unhealthy. They are as they should be; a restart would only put
+      them back.
   returned: success
   type: dict
   sample:
-    resources: {nvidia.com/gpu: 8}
+    resources: {nvidia.com/gpu: 7}
+    unhealthy: {nvidia.com/gpu: 1}
     pod: {namespace: gpu-operator, name: nvidia-device-plugin-daemonset-x2x4v, uid: 5f7dd6b1-31f5-4c0b-8d0c-0d5f64a9a0aa}
 after:
   description: The same, afterwards.
@@ -123,7 +130,7 @@ actions:
 error_kind:
   description:
     - V(strategy_unfit), the plugin's strategy does not know such a layout, or cannot be told; V(plugin_missing); V(plugin_unfit), the pod
-      would not come back, or GPUs are shared; V(plugin_not_back), no new pod, or one that is not ready, until the deadline;
+      would not come back, there is more than one, or GPUs are shared; V(plugin_not_back), no new pod, or one that is not ready, until the deadline;
       V(not_advertised), a new pod is ready and the node advertises something else; V(node_gone), V(node_recreated), V(not_managed);
       V(forbidden); V(api_unavailable); or a kind of the ledger or the lock.
   returned: failure

@@ -48,6 +48,7 @@ options:
   gpu:
     description:
       - The GPU by UUID, by PCI address, or by both, since not every driver says both in its ResourceSlices.
+      - With both, a device with the address and another UUID is not taken for it. A reboot may give a lost GPU's address to a healthy one.
       - It is not needed to undo what an incident did.
     type: list
     elements: str
@@ -214,7 +215,7 @@ def run(params, check_mode):
         except ApiUnavailable as error:
             error.details["in_force"] = any(change.status == "applied" for change in writer.changes().values())
             raise
-        return {**outcome.result(show), "node_parts": sorted(permit.changes())}
+        return {**outcome.result(show), "node_parts": sorted(permit.changes("taint"))}
     return (writer.release() if params["incident_id"] else writer.absent(params["gpu"])).result(show)
 
 

@@ -57,8 +57,8 @@ source:
   sample: pod_resources
 allocations:
   description:
-    - One entry for each pod, container and resource that is of GPUs or MIG devices. The pod is C(pod_namespace) and C(pod_name) from
-      V(pod_resources), C(pod_uid) from V(checkpoint).
+    - One entry for each pod, container and resource that is of GPUs or MIG devices, or may be, such as one of virtual GPUs. The pod is
+      C(pod_namespace) and C(pod_name) from V(pod_resources), C(pod_uid) from V(checkpoint).
     - C(devices) are UUIDs; C(count) is how many the kubelet has given, which is more where a device is shared and the pod has several shares of it.
   returned: success
   type: list

@@ -123,7 +123,9 @@ gpus:
       description: The driver's own verdict, C(none), C(gpu_reset), C(node_reboot), C(drain_p2p), C(drain_and_reset) and so on; null where it gives none.
       type: str
     mig:
-      description: MIG mode, C(current) and C(pending), and the C(instances) with C(uuid), C(gi), C(ci) and C(profile).
+      description: >-
+        MIG mode, C(current) and C(pending), and the C(instances) with C(uuid), C(gi), C(ci), C(profile), and C(memory_total_bytes) and
+        C(memory_used_bytes) of the whole GPU instance.
       type: dict
     processes:
       description:

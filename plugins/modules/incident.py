@@ -124,11 +124,13 @@ options:
   max_running:
     description:
       - How many nodes may be worked on at once, by whatever run. Incidents of more nodes wait, fenced; V(0) lets all run.
-      - A node is worked on while an incident of it is running, or somebody holds its lock.
+      - A node is worked on while an incident of it is running and has time left, or somebody holds its lock.
+      - Who has waited for longest goes first, and a new incident goes behind those that wait; a node that nobody has asked for within a minute
+        keeps no place free.
     type: int
     default: 0
   wait_seconds:
-    description: With O(state=begun), how long to wait for room.
+    description: With O(state=begun), how long to wait for room. Who then gives up leaves its place to those behind, until it is asked for again.
     type: float
     default: 0
   anew:
@@ -169,6 +171,9 @@ options:
     choices: [no_action, fence_lifted, contained, quarantined_overdue, held_for_human, cancelled_by_human]
   reason:
     description: Why, in words for people.
+    type: str
+  overdue_because:
+    description: With O(state=closed), end the incident only if it runs and its time is over; and why nobody worked on it, in words for people.
     type: str
   checks:
     description: With O(state=released), what was read before the release.
@@ -351,6 +356,7 @@ SPEC = {
         "incident_id": {},
         "end_state": {"choices": END_STATES},
         "reason": {},
+        "overdue_because": {},
         "checks": {"type": "dict", "default": {}},
         "ledger_dir": {"type": "path"},
         "older_than_days": {"type": "int", "default": 90},

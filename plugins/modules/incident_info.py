@@ -66,7 +66,7 @@ overdue:
   type: list
   elements: str
 waiting:
-  description: Ids of incidents that wait, fenced, the oldest first.
+  description: Ids of incidents that wait, fenced, those that have waited for longest first.
   returned: success
   type: list
   elements: str

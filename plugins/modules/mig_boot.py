@@ -51,7 +51,7 @@ options:
     type: path
     default: /usr/local/lib/gpuops/mig-restore
   given:
-    description: Instances that are allocated to somebody other than a kubelet's pods. They are not destroyed.
+    description: Instances and whole GPUs that are allocated to somebody other than a kubelet's pods, as M(gpuops.remediation.mig_layout) takes them.
     type: list
     elements: str
     default: []
@@ -120,7 +120,8 @@ error_kind:
 
 import sys
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig import boot, program
+from ansible_collections.gpuops.remediation.plugins.module_utils import _program
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig import boot
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.boot_files import BootFiles, config_of, show
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.boot_params import boot_params
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
@@ -153,7 +154,7 @@ def run(params, check_mode):
     node = Node.from_params(params)
     wanted = {params["program"]: None, params["config"]: None}
     if params["state"] == "present":
-        wanted[params["program"]] = program.build(boot.__name__, sys.executable)
+        wanted[params["program"]] = _program.build(boot.__name__, sys.executable)
         wanted[params["config"]] = config_of(boot_params(params), params["kubelet_dir"], params["driver_seconds"])
     files = BootFiles({params["program"]: 0o755, params["config"]: 0o644}, guard(node, params, check_mode=check_mode))
     return files.bring(wanted, check_mode=check_mode).result(show)

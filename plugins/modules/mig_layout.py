@@ -238,7 +238,8 @@ gpus:
     error:
       description:
         - Null where all went well, else C(kind) and C(msg) and, as they apply, C(instances) that are in the way, C(holders) (C(pid), C(name), C(cgroup)),
-          C(given) among them, and the C(reason) for which a layout is not possible.
+          C(given) among them, and the C(reason) for which a layout is not possible. Where O(busy=wait), C(once_free) is the layout that is made when
+          they have gone.
         - Where steps had been taken, they were taken back; C(differs) lists what is not as it was before, and is empty where all is. C(not_taken_back)
           says why something could not be, and is missing where all could.
         - C(kind) is among V(mig_busy), V(mig_fragmented), V(mig_infeasible), V(mig_differs), V(reset_required), V(not_proven), V(still_held), V(permission),

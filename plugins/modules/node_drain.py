@@ -60,11 +60,12 @@ options:
         - All pods go.
       gpu:
         - The O(pods), if they are given, and the pods to which a ResourceClaim gives O(gpu).
-        - Where neither says it for certain, all pods that request or claim a GPU, but those O(elsewhere).
+        - Where neither says it for certain, all pods that request or claim a GPU, by any resource of C(nvidia.com) that is not known to be something else,
+          but those O(elsewhere).
   gpu:
     description:
-      - The sick GPU as in M(gpuops.remediation.device_taint). Where a driver hands it out by Dynamic Resource Allocation, and no device plugin does, the
-        ResourceClaims say whose it is.
+      - The sick GPU as in M(gpuops.remediation.device_taint). Where a driver hands it out by Dynamic Resource Allocation, and no pod of the node has a
+        GPU from a device plugin, the ResourceClaims say whose it is.
     type: list
     elements: str
   pods:

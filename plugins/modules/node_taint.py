@@ -86,6 +86,10 @@ options:
         type: str
         required: true
         choices: [NoSchedule, PreferNoSchedule, NoExecute]
+  keep_cordon:
+    description: With O(state=absent) and an incident, what it cordoned stays so, and while that is the case the incident in the annotation.
+    type: bool
+    default: false
   deadline_seconds:
     description: How long all of it may take, including everything that is tried again (conflicts, requests that fail or get no answer).
     type: float
@@ -188,6 +192,7 @@ SPEC = {
             "default": [{"key": TAINT_KEY, "value": TAINT_VALUE, "effect": TAINT_EFFECT}],
             "options": TAINT_SPEC,
         },
+        "keep_cordon": {"type": "bool", "default": False},
         "deadline_seconds": {"type": "float", "default": 30.0},
     },
     "required_by": {"lock_token": ["lock_holder"]},
@@ -207,7 +212,7 @@ def run(params, check_mode):
             return writer.present(params["taints"])
         if params["state"] == "forgotten":
             return writer.forget()
-        return writer.release() if own["incident_id"] else writer.absent(params["taints"])
+        return writer.release(keep_cordon=params["keep_cordon"]) if own["incident_id"] else writer.absent(params["taints"])
 
     result = summary(side_by_side(params["nodes"], write))
     return {**result, "failed": "msg" in result}

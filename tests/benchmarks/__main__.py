@@ -25,6 +25,7 @@ sys.path[:0] = [
 ]
 
 import deliveries  # noqa: E402
+import exporter  # noqa: E402
 import mig_plans  # noqa: E402
 import storm  # noqa: E402
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger  # noqa: E402
@@ -113,7 +114,7 @@ def rulebook() -> None:
 
 
 def main() -> None:
-    alone = {"messages": messages, "rulebook": rulebook, "storm": storm.show, "worked_off": storm.work_off}
+    alone = {"exporter": exporter.show, "messages": messages, "rulebook": rulebook, "storm": storm.show, "worked_off": storm.work_off}
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("part", nargs="?", choices=sorted(alone), help="this part alone")
     part = arguments.parse_args().part
@@ -131,6 +132,7 @@ def main() -> None:
     messages()
     storm.show()
     mig_plans.show()
+    exporter.show()
 
 
 if __name__ == "__main__":

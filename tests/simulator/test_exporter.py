@@ -22,6 +22,15 @@ from gpusim.node import Node
 Samples = dict[tuple[str, str, str], float]
 
 
+FAULTS = {
+    *(_names.METRIC_RECOVERY_ACTION, _names.METRIC_ROW_REMAP_PENDING, _names.METRIC_ROW_REMAP_FAILED, _names.METRIC_ECC_ERRORS),
+    *(_names.METRIC_XID_EVENTS, _names.METRIC_XID_LAST),
+}
+FIGURES_OF_NVML = {metric.name for metric in _names.EXPORTER_METRICS if "gpu_uuid" in metric.labels} - {
+    *(_names.METRIC_XID_EVENTS, _names.METRIC_XID_LAST, _names.METRIC_CONTAINER_MEMORY),
+}
+
+
 def samples(*nodes: Node) -> Samples:
     """By name, GPU (or node) and Xid or kind of error."""
     return {
@@ -30,24 +39,15 @@ def samples(*nodes: Node) -> Samples:
     }  # fmt: skip
 
 
-def test_the_names_are_the_collection_s(node: Node) -> None:
-    node.xid(0, 79)
-    families = list(Exporter([node]).collect())
-    names = {value for name, value in vars(_names).items() if name.startswith("METRIC_")}
-    assert {sample.name for family in families for sample in family.samples} == names
-    labels = {label for family in families for sample in family.samples for label in sample.labels}
-    assert labels <= {*_names.LABELS_GPU, _names.LABEL_XID, _names.LABEL_ERROR}
-
-
 def test_figures_follow_the_faults(node: Node) -> None:
     [uuid, other] = [gpu["uuid"] for gpu in node.state()["gpus"]]
-    assert {value for (name, _gpu, _kind), value in samples(node).items() if name != _names.METRIC_NVML_UP} == {0.0}
+    assert {value for (name, _gpu, _kind), value in samples(node).items() if name in FAULTS} == {0.0}
     before = time.time()
     node.xid(0, 31)
     node.xid(0, 31)
     node.row_remap(0, pending=True, failure=True)
     node.ecc(0, uncorrected=2)
-    shown = samples(node)
+    shown = {key: value for key, value in samples(node).items() if key[0] in FAULTS}
     assert {key: value for key, value in shown.items() if key[1] == uuid and key[0] != _names.METRIC_XID_LAST} == {
         (_names.METRIC_XID_EVENTS, uuid, "31"): 2, (_names.METRIC_RECOVERY_ACTION, uuid, ""): 0,
         (_names.METRIC_ROW_REMAP_PENDING, uuid, ""): 1, (_names.METRIC_ROW_REMAP_FAILED, uuid, ""): 1,
@@ -69,7 +69,7 @@ def test_recovery_actions_are_nvml_s_numbers(node: Node, action: str) -> None:
     [
         lambda node: node.driver_not_loaded(),
         lambda node: node.hang("all", None),
-        lambda node: node.hang("nvmlDeviceGetFieldValues", 60, 1),
+        lambda node: node.hang("nvmlDeviceGetFieldValues", 60),
         lambda node: node.no_permission("nvmlInit"),
     ],
 )
@@ -79,12 +79,20 @@ def test_no_figure_outlives_nvml(node: Node, fault: Callable[[Node], None]) -> N
     fault(node)
     shown = samples(node)
     assert shown[_names.METRIC_NVML_UP, node.name, ""] == 0
-    assert {name for name, _gpu, _kind in shown} == {_names.METRIC_NVML_UP, _names.METRIC_XID_EVENTS, _names.METRIC_XID_LAST}
+    assert not FIGURES_OF_NVML & {name for name, _gpu, _kind in shown}
+    assert {_names.METRIC_XID_EVENTS, _names.METRIC_XID_LAST} < {name for name, _gpu, _kind in shown}
+
+
+def test_a_gpu_that_hangs_hides_no_other(node: Node) -> None:
+    node.hang("nvmlDeviceGetFieldValues", 60, 1)
+    shown = samples(node)
+    assert shown[_names.METRIC_NVML_UP, node.name, ""] == 0
+    assert {gpu for name, gpu, _kind in shown if name in FIGURES_OF_NVML} == {node.state()["gpus"][0]["uuid"]}
 
 
 def test_a_short_hang_and_a_lost_gpu_are_no_silence(node: Node) -> None:
     node.hang("nvmlInit", 1)
-    node.hang("nvmlDeviceGetMemoryInfo", None)  # which the exporter does not ask for
+    node.hang("nvmlDeviceGetPowerUsage", None)  # which the exporter does not ask for
     node.lost(0)
     shown = samples(node)
     assert shown[_names.METRIC_NVML_UP, node.name, ""] == 1

@@ -44,7 +44,7 @@ def pod(
 
 def plugin(uid: str = "plugin-1", strategy: str = "mixed") -> dict[str, Any]:
     body = pod(uid, gpus=0, labels={"app": "nvidia-device-plugin-daemonset"})
-    body["spec"]["containers"][0]["env"] = [{"name": "MIG_STRATEGY", "value": strategy}]
+    body["spec"]["containers"][0].update(name="nvidia-device-plugin", env=[{"name": "MIG_STRATEGY", "value": strategy}])
     return body
 
 

@@ -13,13 +13,17 @@ from typing import Any
 
 from ansible.plugins.filter.core import FilterModule
 from ansible.plugins.filter.mathstuff import FilterModule as SetFilterModule
-from jinja2 import ChainableUndefined
+from jinja2 import ChainableUndefined, StrictUndefined
 from jinja2.nativetypes import NativeEnvironment
+
+
+class _Undefined(ChainableUndefined, StrictUndefined):
+    """As Ansible's: it may be looked into and have a default, and is nothing else."""
 
 
 def evaluated(expression: Any, **given: Any) -> Any:
     """What Ansible makes of it where these variables are set."""
-    environment = NativeEnvironment(undefined=ChainableUndefined)
+    environment = NativeEnvironment(undefined=_Undefined)
     known = {**SetFilterModule().filters(), **FilterModule().filters(), **environment.filters}
     environment.filters = {name: _unrolled(filter_) for name, filter_ in known.items()}
     return environment.from_string(str(expression).strip()).render(given)

@@ -194,6 +194,7 @@ def pod(
     phase: str = "Running",
     conditions: Any = (),
     created: str = "2026-11-30T00:00:00Z",
+    container: str = "main",
 ) -> dict[str, Any]:
     """A pod as the API sends it."""
     metadata: dict[str, Any] = {"name": name, "namespace": "default", "uid": uid or f"uid-{name}", "creationTimestamp": created}
@@ -204,7 +205,7 @@ def pod(
         metadata.update(deletionTimestamp="2026-11-30T00:00:00Z", deletionGracePeriodSeconds=grace)
     spec = {
         "nodeName": node,
-        "containers": [{"name": "main", "resources": {"limits": limits or {}}}],
+        "containers": [{"name": container, "resources": {"limits": limits or {}}}],
         "initContainers": [{"name": "init", "resources": {"limits": init_limits or {}}}],
         "resourceClaims": [{"name": key, "resourceClaimName": value} for key, value in (claims or {}).items()],
         "terminationGracePeriodSeconds": grace,

@@ -20,18 +20,20 @@ class MigFleet(Fleet):
     """Nodes whose GPUs a device plugin advertises."""
 
     def device_plugin(self, *nodes: str, name: str = PLUGIN, tolerates: bool = True) -> None:
-        """A DaemonSet of its own for these nodes; all of them where none is named."""
+        """A DaemonSet of its own for these nodes; all of them where none is named. Beside it GPU feature discovery, labelled alike by the chart."""
         for node in nodes:
             self.objects.api.patch("Node", node, {"metadata": {"labels": {"test.gpuops.io/plugin": name}}})
-        self.objects.daemonset(
-            name,
-            namespace=NAMESPACE,
-            nodes=len(nodes or self.nodes),
-            labels={"app.kubernetes.io/name": "nvidia-device-plugin"},
-            selector={"test.gpuops.io/plugin": name} if nodes else {},
-            environment={"MIG_STRATEGY": "mixed"},
-            tolerations=[OURS] if tolerates else [],
-        )
+        for daemonset, container in ((f"gpu-feature-discovery-of-{name}", "gpu-feature-discovery-ctr"), (name, "nvidia-device-plugin-ctr")):
+            self.objects.daemonset(
+                daemonset,
+                container_name=container,
+                namespace=NAMESPACE,
+                nodes=len(nodes or self.nodes),
+                labels={"app.kubernetes.io/name": "nvidia-device-plugin"},
+                selector={"test.gpuops.io/plugin": name} if nodes else {},
+                environment={"MIG_STRATEGY": "mixed"},
+                tolerations=[OURS] if tolerates else [],
+            )
 
     def idle_pod(self, name: str, node: str, devices: Mapping[str, int]) -> None:
         """It has its devices, and no process on them."""

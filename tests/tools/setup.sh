@@ -55,6 +55,9 @@ if [ "$1" = test ]; then
     debian shellcheck 'command -v shellcheck'
     debian systemd 'command -v systemd-analyze'
     debian dbus 'command -v dbus-daemon'
+    debian clang 'command -v clang'
+    debian llvm 'command -v llvm-strip'
+    debian libbpf-dev 'test -e /usr/include/bpf/bpf_helpers.h'
     debian openssh-server 'test -x /usr/sbin/sshd'
 fi
 if [ -n "$missing" ]; then

@@ -18,6 +18,7 @@ from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.paths import Owner, owner_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._names import EXPORTER_CGROUPS
 
 _MPS = "nvidia-cuda-mps"  # the control daemon's and the server's name, as far as the kernel keeps it
 # Units that carry the node, other people's sessions or other people's containers.
@@ -93,9 +94,14 @@ def is_mps(process: Process) -> bool:
     return _MPS in (program(process)[: len(_MPS)], process.get("name"))
 
 
+def is_own_reader(process: Process) -> bool:
+    """Whether it is the exporter's, which is no work. By its whole cgroup: anybody may call a unit of his own by its name."""
+    return process.get("cgroup") in EXPORTER_CGROUPS
+
+
 def counts(process: Process, allowed: Iterable[str]) -> bool:
     """Whether it is a holder; `allowed` names programs, or cgroups by pattern (with a slash)."""
-    return not any(
+    return not is_own_reader(process) and not any(
         fnmatchcase(process.get("cgroup") or "", pattern) if "/" in pattern else fnmatchcase(program(process), pattern)
         for pattern in allowed
     )

@@ -42,8 +42,11 @@ class NvmlError(RemediationError):
     kind = "nvml"
 
 
-def collect(library: str, wanted: Sequence[str], describe: Describe, emit: Emit, *, only_processes: bool = False) -> None:
-    """Everything about the wanted GPUs (UUIDs or PCI addresses; none means all), or who they are and who is on them, emitted as it comes."""
+def collect(library: str, wanted: Sequence[str], describe: Describe | None, emit: Emit, *, only_processes: bool = False) -> None:
+    """Everything about the wanted GPUs (UUIDs or PCI addresses; none means all), or who they are and who is on them, emitted as it comes.
+
+    Without `describe` nobody asks who is on them: whoever is not root is told of some only.
+    """
     nvml = start(library, emit)
     each_gpu(nvml, lambda index: _Reader(index, emit, nvml).read(wanted, describe, only_processes))
 
@@ -104,7 +107,7 @@ class _Reader:
     def _tell(self, **fields: Any) -> None:
         self._emit({"gpu": self._index, "fields": fields})
 
-    def read(self, wanted: Sequence[str], describe: Describe, only_processes: bool) -> None:
+    def read(self, wanted: Sequence[str], describe: Describe | None, only_processes: bool) -> None:
         try:
             handle = self._call("nvmlDeviceGetHandleByIndex", self._index)
             if handle is None or not self._identity(handle, wanted):
@@ -113,7 +116,7 @@ class _Reader:
             for part in () if only_processes else (self._recovery, self._rows, self._ecc, self._basics, self._mig):
                 if not self._lost:
                     part(handle)
-            if not self._lost:
+            if describe and not self._lost:
                 self._processes(handle, describe)
         except Exception as error:  # a thread's exception would be lost, and the GPU would look complete
             self._emit({"gpu": self._index, "call": "read", "error": f"{type(error).__name__}: {error}"})
@@ -202,17 +205,22 @@ class _Reader:
             except self._nvml.NVMLError:  # numbers have gaps
                 continue
             uuid, name = self._call("nvmlDeviceGetUUID", device), self._call("nvmlDeviceGetName", device)
+            memory = self._call("nvmlDeviceGetMemoryInfo", device)  # of its whole GPU instance
             found.append(
                 {
                     "uuid": text(uuid) if uuid else None,
                     "gi": self._call("nvmlDeviceGetGpuInstanceId", device),
                     "ci": self._call("nvmlDeviceGetComputeInstanceId", device),
                     "profile": text(name).rsplit("MIG ", 1)[-1] if name else None,
+                    "memory_total_bytes": memory.total if memory else None,
+                    "memory_used_bytes": memory.used if memory else None,
                 }
             )
         seen = {one["gi"] for one in found}
         return found + [
-            {"uuid": None, "gi": gi, "ci": None, "profile": profile} for gi, profile in self._gpu_instances(handle) if gi not in seen
+            {**dict.fromkeys(("uuid", "ci", "memory_total_bytes", "memory_used_bytes")), "gi": gi, "profile": profile}
+            for gi, profile in self._gpu_instances(handle)
+            if gi not in seen
         ]
 
     def _gpu_instances(self, handle: Any) -> list[tuple[int, str]]:

@@ -39,6 +39,14 @@ def recovery_action(value: int) -> str:
     return RECOVERY_ACTIONS.get(value, f"unknown_{value}")
 
 
+def recovery_number(action: str | None) -> int | None:
+    """The value that it was made of."""
+    if action is None:
+        return None
+    known = {word: value for value, word in RECOVERY_ACTIONS.items()}
+    return known[action] if action in known else int(action.rpartition("_")[2])
+
+
 def text(value: Any) -> str:
     """NVML's strings, which some releases of nvidia-ml-py leave as bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)

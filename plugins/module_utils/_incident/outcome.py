@@ -77,6 +77,8 @@ def end(
     if kept and evict.get("outcome") == "ok" and not came_back:  # verify may well fail for them
         return End("held_for_human", "only a person may end these pods: %s" % ", ".join(_pod(pod) for pod in kept))
     if not problems:
+        if verify.get("outcome") != "ok":  # a stage that was left out for another verdict than this one has proven nothing
+            return End("held_for_human", "nothing was proven: verify was %s%s" % (verify.get("outcome"), _because(verify)))
         return End("contained", reasons)
     quarantined = standing or stages.get("isolate", {}).get("outcome") == "ok"
     for name, stage in problems:

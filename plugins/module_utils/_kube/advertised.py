@@ -13,7 +13,7 @@ from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import GPU, MIG, SHARED, is_gpu
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Pod, terminating
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Pod, finished, terminating
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.names import parse_name
 
 LABEL_STRATEGY = "nvidia.com/mig.strategy"  # on the node, by GPU feature discovery
@@ -24,6 +24,8 @@ PLUGIN_LABELS = (
     "app.kubernetes.io/name=nvidia-device-plugin",
     "name=nvidia-device-plugin-ds",
 )
+PLUGIN_PROGRAM = "nvidia-device-plugin"
+PLUGIN_CONTAINERS = ("nvidia-device-plugin-ctr", PLUGIN_PROGRAM)  # as the chart and the manifest name it, and as the GPU operator does
 
 
 class StrategyUnfit(RemediationError):
@@ -70,13 +72,22 @@ def shared(node: Mapping[str, Any]) -> list[str]:
 
 
 def plugin_pods(pods: Iterable[Pod], labels: Sequence[str]) -> list[Pod]:
-    """Those that carry one of the labels (`key=value`) and are not on their way out."""
-    wanted = [tuple(label.split("=", 1)) for label in labels]
-    return [
-        pod
-        for pod in pods
-        if not terminating(pod) and any((pod["metadata"].get("labels") or {}).get(key) == value for key, value in wanted)
-    ]
+    """Those that carry one of the labels (`key=value`) and are not on their way out.
+
+    The chart labels the pods of GPU feature discovery and of the MPS daemon like the plugin's: by such a label a pod has to have the plugin in it.
+    Who gives the plugin's pods another label may have named its container and its command too.
+    """
+
+    def known(pod: Pod) -> bool:
+        has = {f"{key}={value}" for key, value in (pod["metadata"].get("labels") or {}).items()} & set(labels)
+        return not has <= set(PLUGIN_LABELS) or (bool(has) and any(map(_is_plugin, pod["spec"]["containers"])))
+
+    return [pod for pod in pods if not terminating(pod) and not finished(pod) and known(pod)]
+
+
+def _is_plugin(container: Mapping[str, Any]) -> bool:
+    program = (container.get("command") or [""])[0].rpartition("/")[2]
+    return container["name"] in PLUGIN_CONTAINERS or program == PLUGIN_PROGRAM
 
 
 def ready(pod: Pod) -> bool:

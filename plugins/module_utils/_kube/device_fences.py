@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,7 +137,8 @@ def _fence_plain(works: Sequence[_Work], ledger: Ledger, resources: ResourceApi,
             work.made = parse_rule(resources.create_rule(work.rule, work.on.node, work.on.uid))
         except DeviceNotTaintable as error:
             work.error = error
-            work.writer.refused(work.rule)
+            with suppress(RemediationError):  # its release will look for a rule that is not there; the others have their fences
+                work.writer.refused(work.rule)
         except RemediationError:  # the long way finds out
             pass
 

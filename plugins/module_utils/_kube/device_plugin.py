@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -62,13 +62,33 @@ class Want:
 
 @dataclass(frozen=True)
 class Seen:
+    """`resources` can be allocated. `capacity` has those too that the plugin holds for unhealthy, and for some minutes those that it had before."""
+
     resources: Mapping[str, int]
+    capacity: Mapping[str, int]
     wanted: Mapping[str, int]
-    pod: Pod | None
+    pods: Sequence[Pod]
     taints: Sequence[Taint]
 
+    @property
+    def pod(self) -> Pod | None:
+        """The plugin's; None where there is none, or nobody can tell which of several it is."""
+        return self.pods[0] if len(self.pods) == 1 else None
+
+    @property
+    def unhealthy(self) -> dict[str, int]:
+        """How many of what there is the plugin has taken out."""
+        missing = {name: count - self.resources.get(name, 0) for name, count in self.wanted.items() if self.capacity.get(name) == count}
+        return {name: count for name, count in missing.items() if count > 0}
+
+    @property
+    def known(self) -> bool:
+        """Whether the plugin knows what is there. One that is not there, or not yet, holds nothing for unhealthy."""
+        told = {name: self.resources.get(name, 0) + self.unhealthy.get(name, 0) for name in {*self.resources, *self.unhealthy}}
+        return told == self.wanted and (not self.unhealthy or (self.pod is not None and advertised.ready(self.pod)))
+
     def show(self) -> dict[str, Any]:
-        return {"resources": dict(self.resources), "pod": describe(self.pod) if self.pod else None}
+        return {"resources": dict(self.resources), "unhealthy": self.unhealthy, "pod": describe(self.pod) if self.pod else None}
 
 
 class DevicePlugin:
@@ -98,7 +118,7 @@ class DevicePlugin:
             shared = ", ".join(advertised.shared(raw))
             raise PluginUnfit(f"the device plugin shares GPUs among pods ({shared}), so that what it should advertise cannot be told")
         pods = advertised.plugin_pods(self._pods(), self._want.labels)
-        pod = pods[0] if pods else None
+        pod = pods[0] if len(pods) == 1 else None
         self._old = self._old or (uid(pod) if pod else None)
         self._strategy = self._strategy or advertised.strategy_of(pod, raw)  # kept while there is no pod that could tell it
         if self._strategy is None:
@@ -106,28 +126,32 @@ class DevicePlugin:
                 f"neither the device plugin's pod nor the label {advertised.LABEL_STRATEGY} of node {self._writer.name} tells the MIG strategy"
             )
         wanted = advertised.resources(self._want.gpus, self._want.mig_devices, self._strategy)
-        return Seen(advertised.advertised(raw), wanted, pod, parse_node(raw).taints)
+        return Seen(advertised.advertised(raw), advertised.advertised(raw, "capacity"), wanted, pods, parse_node(raw).taints)
 
     def _pods(self) -> list[Pod]:
         return list(self._api.get("/api/v1/pods", self._deadline, fieldSelector=f"spec.nodeName={self._writer.name}")["items"])
 
     def _plan(self, seen: Seen) -> list[Step]:
         stale = self._want.restart and (seen.pod is None or uid(seen.pod) == self._old)
-        if seen.resources == seen.wanted and not stale:
+        if seen.known and not stale:  # a restart would put back what was taken out for a reason
             return []
-        if seen.pod is None:
+        if not seen.pods:
             raise PluginMissing(
                 f"node {self._writer.name} advertises {_told(seen.resources)}, which is not what is there, and has no pod of the device plugin "
-                f"(a label of {', '.join(self._want.labels)})"
+                f"(a label of {', '.join(self._want.labels)}; by NVIDIA's own labels also a container {' or '.join(advertised.PLUGIN_CONTAINERS)} "
+                "or such a command)"
             )
-        name = "pod/{namespace}/{name}".format(**describe(seen.pod))
+        name = "pod/{namespace}/{name}".format(**describe(self._pod(seen)))
         return [Step("restart", name, dict(seen.resources), dict(seen.wanted))]
 
     @staticmethod
     def _predict(seen: Seen, steps: Sequence[Step]) -> Seen:
-        return Seen(seen.wanted, seen.wanted, seen.pod, seen.taints) if steps else seen
+        return replace(seen, resources=seen.wanted) if steps else seen
 
     def _pod(self, seen: Seen) -> Pod:
+        if len(seen.pods) > 1:
+            names = ", ".join("{namespace}/{name}".format(**describe(pod)) for pod in seen.pods)
+            raise PluginUnfit(f"node {self._writer.name} has more than one pod of the device plugin: {names}")
         if seen.pod is None:
             raise PluginMissing(f"the device plugin's pod on node {self._writer.name} went away meanwhile")
         return seen.pod
@@ -165,7 +189,8 @@ class DevicePlugin:
                 self._writer.permit.check("node")
                 renewed = self._deadline.clock()
             now = self._see()
-            if now.pod and uid(now.pod) != self._old and advertised.ready(now.pod) and now.resources == now.wanted:
+            began = all(name in now.resources for name in now.wanted)  # it holds nothing for unhealthy from the start
+            if now.pod and uid(now.pod) != self._old and advertised.ready(now.pod) and now.known and began:
                 return
             if not self._deadline.left():
                 raise self._why(now)

@@ -91,16 +91,18 @@ def _names(raw: Mapping[str, Any]) -> Iterable[str]:
 def devices_of(devices: Collection[Device], node: str, gpu: Iterable[str]) -> list[Device]:
     """What is handed out of one GPU of a node, by any of its names: two drivers may each know another one.
 
-    An address moves on to another GPU with a reboot: where the driver has our UUID elsewhere, it is not what has the address and another UUID.
+    An address moves on to another GPU with a reboot: where a driver says another UUID at it, nothing there is ours but what has our UUID.
     """
     known = {normalize_pci(given) or given.lower() for given in gpu}
     found = [device for device in devices if device.node == node and known & device.names]
-    by_uuid = {device.id.driver for device in found if known & _uuids(device)}
-    return [device for device in found if known & _uuids(device) or not (_uuids(device) and device.id.driver in by_uuid)]
+    ours = _uuids(known)
+    moved_on = [device.names for device in found if ours and _uuids(device.names) and not ours & device.names]
+    still = known.difference(*moved_on)
+    return [device for device in found if still & device.names]
 
 
-def _uuids(device: Device) -> set[str]:
-    return {name for name in device.names if name.startswith("gpu-")}
+def _uuids(names: Iterable[str]) -> set[str]:
+    return {name for name in names if name.startswith("gpu-")}
 
 
 def of_another_gpu(rules: Iterable[Rule], devices: Iterable[Device], ours: Iterable[Device]) -> list[Rule]:

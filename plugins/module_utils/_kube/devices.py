@@ -38,6 +38,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors im
     NodeGone,
     NodeRecreated,
 )
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Pod, has_gpu_of_plugin, holds_claims
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.permit import Change
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.resources import RULES, VERSIONS, ResourceApi
@@ -207,7 +208,7 @@ class DeviceWriter:
         return " ".join(said)
 
     def noticed(self, rules: Iterable[str], seconds: float = NOTICE_SECONDS) -> None:
-        """Raises where the API server keeps a rule and nobody acts on it, as with a feature gate that only it has.
+        """Raises where the API server keeps a rule and nobody acts on it, as with a feature gate that only it has; or somebody deletes it.
 
         The older version of the rules had no such status in all releases; there it is not asked for.
         """
@@ -221,7 +222,12 @@ class DeviceWriter:
     def _said(self, name: str, until: Deadline) -> str:
         resources, pause = self._resources.within(until), 0.01  # the controller manager answers in a few milliseconds
         while True:
-            conditions = ((resources.raw_rule(name) or {}).get("status") or {}).get("conditions") or ()
+            raw = resources.raw_rule(name)
+            if raw is None:
+                self._node.read()  # its rules go with it
+                self.standing()  # names what is in force still
+                raise HumanOverride(f"somebody undid {name} on node {self._node.name}; it is not put back", part=part_of(name))
+            conditions = (raw.get("status") or {}).get("conditions") or ()
             found = next((each for each in conditions if each["type"] == _CONDITION), None)
             if found:
                 return str(found.get("message", ""))
@@ -277,18 +283,20 @@ class DeviceHolders:
         self._listed: list[Device] = []
         self._devices: list[Device] = []
 
-    def uids(self, node: Node, namespaces: Collection[str]) -> dict[str, bool] | None:
-        """Their UIDs, and whether each would get the GPU again; of the pods in `namespaces`, which are where the node's pods have claims.
+    def uids(self, node: str, pods: Collection[Pod]) -> dict[str, bool] | None:
+        """Their UIDs among `pods`, which are all of the node's, and whether each would get the GPU again.
 
-        None where nobody can tell: it is in no slice, or a device plugin hands it out too.
+        None where nobody can tell: it is in no slice, or a device plugin may have given it to one of the pods. A plugin that has gone
+        leaves its resource behind on the node, so only the pods tell.
         """
-        if node.gpu_resources:
+        standing = self._standing()
+        if any(has_gpu_of_plugin(pod) for pod in pods):
             return None
-        standing = self._writer.standing().values()
+        namespaces = {pod["metadata"]["namespace"] for pod in pods if holds_claims(pod)}
         try:
             if not self._devices:
-                self._listed = self._resources.devices(node.name)
-                self._devices = devices_of(self._listed, node.name, self._gpu)
+                self._listed = self._resources.devices(node)
+                self._devices = devices_of(self._listed, node, self._gpu)
             others = of_another_gpu(standing, self._listed, self._devices)
             taints: dict[DeviceId, list[Taint]] = {rule.id: [rule.taint] for rule in standing if rule not in others}
             for device in self._devices:
@@ -296,6 +304,13 @@ class DeviceHolders:
             return self._resources.holders(taints, namespaces) if taints else None
         except DeviceNotTaintable:  # it may not be read
             return None
+
+    def _standing(self) -> Collection[Rule]:
+        """No rule where they can no longer be read: of a device that is listed, the claims are as certain without them."""
+        try:
+            return self._writer.standing().values()
+        except DeviceNotTaintable:
+            return ()
 
 
 def device_holders(node: NodeWriter, gpu: Sequence[str]) -> DeviceHolders:

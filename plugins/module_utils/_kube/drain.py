@@ -33,7 +33,6 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions
     claims,
     describe,
     eviction,
-    holds_claims,
     moves,
     settled,
     terminating,
@@ -144,7 +143,7 @@ class Drain:
             if not self._left:
                 raise
             raise EvictIncomplete(f"{self._told()}; as last seen, then {error}") from error
-        self._attribute(node, {pod["metadata"]["namespace"] for pod in pods if holds_claims(pod)})
+        self._attribute(node, pods)
         if not self._first:
             self._first = {uid(pod) for pod in pods}
             self._complete_selection(pods)
@@ -158,17 +157,17 @@ class Drain:
                 self._refusals[uid(pod)] = f"came after the drain began, and would come again: it tolerates the {self._kept_by}"
                 self._not_before[uid(pod)] = float("inf")
 
-    def _attribute(self, node: Node, namespaces: Collection[str]) -> None:
+    def _attribute(self, node: Node, pods: Collection[Pod]) -> None:
         """Anew in each look: a claim that several pods share may have one more by now. What was certain once is never guessed again."""
         if self._holders is None or self._selection.scope != "gpu":
             return
-        uids = self._holders.uids(node, namespaces)
+        uids = self._holders.uids(node.name, pods)
         if uids is not None:
             self._tolerant = {key for key, again in uids.items() if again}
             self._selection = replace(self._selection, uids={*uids, *(self._given or ())})
             self._attribution = "claims"
         elif self._attribution == "claims":
-            raise EvictIncomplete(f"whose claims hold the GPU of node {node.name} can no longer be read")
+            raise EvictIncomplete(f"whose the GPU of node {node.name} is can no longer be told by the claims")
 
     def _comes_back(self, pod: Pod) -> bool:
         return tolerates(pod, self._taints) and (self._attribution != "claims" or uid(pod) in self._tolerant)

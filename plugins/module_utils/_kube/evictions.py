@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import is_gpu
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import may_be_gpu
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Taint
 from ansible_collections.gpuops.remediation.plugins.module_utils._names import ANNOTATION_EVICT
 
@@ -177,9 +177,13 @@ def _controller(pod: Pod) -> Mapping[str, Any]:
 
 def wants_gpu(pod: Pod, gpu_claims: Collection[str] = ()) -> bool:
     """Whether it requests a GPU or a MIG device, or claims one."""
-    if any(claim in gpu_claims for claim in claims(pod)):
-        return True
-    return any(gpus_requested(pod).values())
+    return any(claim in gpu_claims for claim in claims(pod)) or bool(gpus_requested(pod))
+
+
+def has_gpu_of_plugin(pod: Pod) -> bool:
+    """Whether a device plugin gave it a GPU: it requests one by count, and the scheduler has made no claim for that."""
+    mappings = ((pod.get("status") or {}).get("extendedResourceClaimStatus") or {}).get("requestMappings") or ()
+    return not finished(pod) and bool(gpus_requested(pod).keys() - {each["resourceName"] for each in mappings})
 
 
 def gpus_requested(pod: Pod) -> dict[str, float]:
@@ -193,7 +197,7 @@ def gpus_requested(pod: Pod) -> dict[str, float]:
         for container in together:
             resources = container.get("resources") or {}
             for name, amount in {**(resources.get("requests") or {}), **(resources.get("limits") or {})}.items():
-                if is_gpu(name):
+                if may_be_gpu(name) and str(amount) != "0":
                     wanted[name] = wanted.get(name, 0) + (int(amount) if str(amount).isdecimal() else float("inf"))
         most.update({name: max(count, most.get(name, 0)) for name, count in wanted.items()})
     return most
@@ -206,8 +210,10 @@ def holds_claims(pod: Pod) -> bool:
 
 def claims(pod: Pod) -> list[str]:
     """The ResourceClaims of a pod, as <namespace>/<name>."""
-    made = {each["name"]: each.get("resourceClaimName") for each in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
+    status = pod.get("status") or {}
+    made = {each["name"]: each.get("resourceClaimName") for each in status.get("resourceClaimStatuses") or ()}
     names = [each.get("resourceClaimName") or made.get(each["name"]) for each in pod["spec"].get("resourceClaims") or ()]
+    names.append((status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName"))  # for what it requests by count
     return [f"{pod['metadata']['namespace']}/{name}" for name in names if name]
 
 

@@ -111,12 +111,13 @@ class NodeWriter:
         want = Want({spot_of(taint): None for taint in taints})
         return self._settle(lambda: lambda node: want, lambda node: self.permit.check("taint"))
 
-    def release(self) -> Outcome[Node]:
+    def release(self, *, keep_cordon: bool = False) -> Outcome[Node]:
         """Undo what the incident changed on this node, as far as no other incident wants it, to what was there before the first of them."""
         incident = self.permit.incident
         if incident is None:
             raise ValueError("only an incident has something to release")
         mine = self.permit.changes()
+        kept = keep_cordon and mine.pop("cordon", None) is not None
         to_undo: dict[str, Change] = {}
 
         def prepare() -> Callable[[Node], Want]:
@@ -130,7 +131,8 @@ class NodeWriter:
                     if mine:
                         self.permit.check("release")
                     to_undo.update(self.permit.disown(mine))
-                return release_want(node, incident.id, {part: (change.before, change.wanted) for part, change in to_undo.items()})
+                undo = {part: (change.before, change.wanted) for part, change in to_undo.items()}
+                return release_want(node, incident.id, undo, named=kept)
 
             return want
 

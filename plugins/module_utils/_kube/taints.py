@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Step
-from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import is_gpu
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import may_be_gpu
 from ansible_collections.gpuops.remediation.plugins.module_utils._names import ANNOTATION_INCIDENTS, LABEL_MANAGED
 
 Taint = Mapping[str, Any]
@@ -84,7 +84,7 @@ def parse_node(raw: Mapping[str, Any]) -> Node:
         unschedulable=bool(spec.get("unschedulable")),
         managed=(metadata.get("labels") or {}).get(LABEL_MANAGED) != "false",
         ready=all(each["status"] == "True" for each in (raw.get("status") or {}).get("conditions") or () if each["type"] == "Ready"),
-        gpu_resources=tuple(name for name in sorted((raw.get("status") or {}).get("capacity") or {}) if is_gpu(name)),
+        gpu_resources=tuple(name for name in sorted((raw.get("status") or {}).get("capacity") or {}) if may_be_gpu(name)),
     )
 
 
@@ -117,15 +117,16 @@ def plan(node: Node, want: Want) -> list[Step]:
     return [] if after == node else [Step("patch", "node/" + node.name, show(node), show(after))]
 
 
-def release_want(node: Node, incident: str, to_undo: Mapping[str, tuple[Any, Any]]) -> Want:
+def release_want(node: Node, incident: str, to_undo: Mapping[str, tuple[Any, Any]], *, named: bool = False) -> Want:
     """How the node looks without the incident; `to_undo` has what was there before and what the incidents wanted, by part.
 
+    `named`: something else of the incident's stays there, and so does its name.
     Where something else stands by now, somebody else has decided: that stays.
     """
     back = {part: before for part, (before, ours) in to_undo.items() if same(part_of(node, part), ours)}
     uncordon = not back["cordon"] if "cordon" in back else False
     taints = {part.partition("/")[2]: before for part, before in back.items() if part != "cordon"}
-    return Want(taints, {incident: False}, False if uncordon else None)
+    return Want(taints, {} if named else {incident: False}, False if uncordon else None)
 
 
 def patch_of(node: Node, after: Node) -> dict[str, Any]:

@@ -26,9 +26,10 @@ except ImportError:  # said by _ledger.database
 
 @dataclass(frozen=True)
 class Figures:
-    """outbox_since: when the oldest notification was written that is not sent. open_incidents: how many, by state.
+    """outbox_since: since when the oldest notification is due that is not sent. open_incidents: how many, by state.
 
     reconcile_seen_at: when a reconcile last turned to the nodes, or ended. reconciled_at: when one last ended.
+    overdue: how many run although their time is over. waiting_since: since when the one waits that has waited for longest.
     """
 
     mode: str
@@ -37,12 +38,16 @@ class Figures:
     reconcile_seen_at: Optional[datetime]
     reconciled_at: Optional[datetime]
     open_incidents: Mapping[str, int]
+    overdue: int
+    waiting_since: Optional[datetime]
 
 
 class Watched(Settings):
     def figures(self) -> Figures:
         by_state = sa.select(INCIDENTS.c.state, sa.func.count()).where(INCIDENTS.c.open_key.is_not(None)).group_by(INCIDENTS.c.state)
-        unsent = sa.select(OUTBOX.c.created_at).where(OUTBOX.c.sent_at.is_(None)).order_by(OUTBOX.c.created_at).limit(1)
+        unsent = sa.select(sa.func.min(OUTBOX.c.created_at)).where(OUTBOX.c.sent_at.is_(None), OUTBOX.c.created_at <= self.now())
+        overdue = sa.select(sa.func.count()).where(INCIDENTS.c.state == "running", INCIDENTS.c.deadline_at <= self.now())
+        waiting = sa.select(sa.func.min(INCIDENTS.c.clock_at)).where(INCIDENTS.c.state == "fenced_waiting")
         with self.read() as connection:
             seen, ended = (self._setting(connection, name) for name in HEARTBEATS)
             counts = {row[0]: row[1] for row in connection.execute(by_state)}
@@ -53,6 +58,8 @@ class Watched(Settings):
                 seen["set_at"] if seen else None,
                 ended["set_at"] if ended else None,
                 {state: counts.get(state, 0) for state in sorted(OPEN_STATES)},
+                connection.execute(overdue).scalar_one(),
+                connection.execute(waiting).scalar(),
             )
 
     def reconciling(self) -> None:

@@ -44,7 +44,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.recor
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Place, Want, place_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.rounds import asks_for_quarantine, kept, unseen
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
-from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.settings import Settings
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.queue import Queue
 
 try:
     import sqlalchemy as sa
@@ -52,8 +52,6 @@ try:
         ALERTS,
         CHANGES,
         INCIDENTS,
-        LOCKS,
-        OUTBOX,
         OWNERS,
         STAGES,
     )
@@ -77,7 +75,7 @@ class Opening:
         return [*([self.record] if self.record else []), *self.beside]
 
 
-class Incidents(Settings):
+class Incidents(Queue):
     def _before_write(self, connection: sa.Connection) -> None:
         """In check mode the predicted incident exists, for as long as the transaction that is rolled back."""
         super()._before_write(connection)
@@ -194,6 +192,8 @@ class Incidents(Settings):
                 return Opening("found", predicted(self._record(connection, row)))
         elif want and _is_more(want.alert, row) and row.state in LIVE_STATES:
             row = self._update(connection, row.id, **self._episode(want))
+        if row.state == "fenced_waiting":  # by whoever is going to ask for room
+            row = self._update(connection, row.id, asked_at=self.now())
         return Opening("found", self._record(connection, row))
 
     def _again(self, connection: sa.Connection, row: Any, want: Want) -> bool:
@@ -282,42 +282,28 @@ class Incidents(Settings):
 
     # Waiting
 
-    def begin(self, incident_ids: Sequence[str], limits: Optional[Limits] = None, *, max_running: int = 0) -> tuple[bool, list[Record]]:
-        """Whether a node's incidents may go on, as one of so many nodes at most, and those of them that waited for it and run from now on."""
+    def begin(
+        self, incident_ids: Sequence[str], limits: Optional[Limits] = None, *, max_running: int = 0, asks_again: bool = False
+    ) -> tuple[bool, list[Record]]:
+        """Whether a node's incidents may go on, as one of so many nodes at most, and those of them that waited for it and run from now on.
+
+        Who asks again soon keeps the node's place in line; who gives up leaves it to those behind.
+        """
         limits = limits or Limits()
         with self.write() as connection:
             rows = [self._incident(connection, incident_id) for incident_id in incident_ids]
             waiting = [row for row in rows if row.state == "fenced_waiting"]
-            if not all(self._has_room(connection, row.node, max_running) for row in waiting):
+            if not all(self._has_room(connection, node, max_running) for node in {row.node for row in waiting}):
+                for row in waiting:
+                    self._update(connection, row.id, asked_at=self.now() if asks_again else None)
                 return False, []
             return True, [self._record(connection, self._begin(connection, row, limits)) for row in waiting]
 
     def _begin(self, connection: sa.Connection, row: Any, limits: Limits) -> Any:
         now = self.now()
-        return self._update(connection, row.id, state="running", clock_at=now, deadline_at=after_waiting(now, limits))
-
-    def _has_room(self, connection: sa.Connection, node: str, max_running: int) -> bool:
-        """Whether the node may be worked on now, as one of so many at most."""
-        if not max_running:
-            return True
-        worked_on = self._worked_on(connection)
-        return node in worked_on or len(worked_on) < max_running
-
-    def _worked_on(self, connection: sa.Connection) -> set[str]:
-        """The nodes whose incidents run, and those that somebody has locked: to look again, to release, or not yet done with giving back."""
-        running = sa.select(INCIDENTS.c.node).where(
-            INCIDENTS.c.state == "running", INCIDENTS.c.kind == "fault", INCIDENTS.c.id != PREDICTED
-        )
-        locked = sa.select(LOCKS.c.node).where(LOCKS.c.holder.is_not(None), LOCKS.c.expires_at > self.now())
-        return {*connection.execute(running).scalars(), *connection.execute(locked).scalars()}
-
-    def _tell_of_waiting(self, connection: sa.Connection) -> None:
-        """One page for all that wait; it grows until it is sent."""
-        waiting = sa.select(INCIDENTS.c.id, INCIDENTS.c.node).where(INCIDENTS.c.state == "fenced_waiting").order_by(INCIDENTS.c.opened_at)
-        rows = connection.execute(waiting).all()
-        key, payload = "waiting:%s" % rows[0].id, {"nodes": sorted({row.node for row in rows}), "incident_ids": [row.id for row in rows]}
-        if not self._notify(connection, key, "fenced_waiting", payload):
-            connection.execute(sa.update(OUTBOX).where(OUTBOX.c.key == key, OUTBOX.c.sent_at.is_(None)).values(payload=payload))
+        row = self._update(connection, row.id, state="running", clock_at=now, deadline_at=after_waiting(now, limits))
+        self._tell_without(connection)
+        return row
 
     def _insert(
         self, connection: sa.Connection, want: Want, limits: Limits, *, state: str = "running", incident_id: Optional[str] = None
@@ -349,6 +335,7 @@ class Incidents(Settings):
             "opened_at": self.now(),
             **self._episode(want),
             "clock_at": due.clock_at,
+            "asked_at": self.now(),
             "deadline_at": due.at,
             "detected_late_seconds": due.detected_late_seconds,
         }
@@ -518,11 +505,16 @@ class Incidents(Settings):
 
     # Ending
 
-    def close_incident(self, incident_id: str, end_state: Optional[str] = None, reason: Optional[str] = None) -> tuple[bool, Record]:
-        """End an incident in the state that its stages amount to, or in the one named; told of once (S16)."""
+    def close_incident(
+        self, incident_id: str, end_state: Optional[str] = None, reason: Optional[str] = None, *, overdue_because: Optional[str] = None
+    ) -> tuple[bool, Record]:
+        """End an incident in the state that its stages amount to, or in the one named; told of once (S16).
+
+        overdue_because: only if its time is over, why nobody worked on it.
+        """
         with self.write() as connection:
             row = self._incident(connection, incident_id)
-            if row.state in CLOSED_STATES:
+            if row.state in CLOSED_STATES or (overdue_because and not self._is_overdue(row)):
                 return False, self._record(connection, row)
             stages = self._record(connection, row)["stages"]
             standing = self._standing(connection, row.id)
@@ -538,6 +530,8 @@ class Incidents(Settings):
             elif row.state == "contained":
                 computed = outcome.repeated(computed, row.verdict, stages)
             state, why = end_state or computed.state, reason or computed.reason
+            if overdue_because:
+                why = "its time is over, and nobody could work on it: %s; %s" % (overdue_because, why)
             if standing and row.verdict is None and state != "cancelled_by_human":  # a fence, which silence never lifts (S12)
                 why += "; %s stands until a diagnosis confirms or lifts it" % ", ".join(standing)
             if standing and state in ("no_action", "fence_lifted"):
@@ -545,6 +539,9 @@ class Incidents(Settings):
             if row.state == state and row.reason == why:
                 return False, self._record(connection, row)
             return True, self._record(connection, self._end(connection, row, state, why))
+
+    def _is_overdue(self, row: Any) -> bool:
+        return bool(row.state == "running" and row.deadline_at <= self.now())
 
     def release_incident(
         self, incident_id: str, checks: Optional[Mapping[str, Any]] = None, reason: Optional[str] = None
@@ -566,7 +563,10 @@ class Incidents(Settings):
         values = {"state": state, "reason": reason, "ended_at": row.ended_at or now, **more}
         if state in CLOSED_STATES:
             values.update(open_key=None, closed_at=now)
+        waited = row.state == "fenced_waiting"
         row = self._update(connection, row.id, **values)
+        if waited:
+            self._tell_without(connection)
         if state == "cancelled_by_human":
             self._leave_changes(connection, row.id)
         record = self._record(connection, row)

@@ -16,12 +16,13 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.migrati
     v0003_reception,
     v0004_nodes,
     v0005_sync,
+    v0006_queue,
 )
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-VERSIONS = (v0001_first, v0002_channels, v0003_reception, v0004_nodes, v0005_sync)
+VERSIONS = (v0001_first, v0002_channels, v0003_reception, v0004_nodes, v0005_sync, v0006_queue)
 HEAD = VERSIONS[-1].revision
 
 

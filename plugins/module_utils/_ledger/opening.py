@@ -94,8 +94,11 @@ def begun(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
     """The module's result for incidents of a node that wait until fewer nodes are being worked on."""
     until = time.monotonic() + (0 if ledger.check_mode else params["wait_seconds"])
     while True:
-        may, records = ledger.begin(params["incident_ids"], Limits.of(params["limits"]), max_running=params["max_running"])
-        if may or time.monotonic() + _RETRY_SECONDS > until:
+        last = time.monotonic() + _RETRY_SECONDS > until
+        may, records = ledger.begin(
+            params["incident_ids"], Limits.of(params["limits"]), max_running=params["max_running"], asks_again=not last
+        )
+        if may or last:
             diff = {"before": {one["id"]: "fenced_waiting" for one in records}, "after": {one["id"]: one["state"] for one in records}}
             return {"changed": bool(records), "begun": may, "diff": diff}
         time.sleep(_RETRY_SECONDS)
@@ -109,6 +112,7 @@ def ended(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
     if params["state"] == "released":
         changed, after = ledger.release_incident(params["incident_id"], params["checks"], params["reason"])
     else:
-        changed, after = ledger.close_incident(params["incident_id"], params["end_state"], params["reason"])
+        how = (params["end_state"], params["reason"])
+        changed, after = ledger.close_incident(params["incident_id"], *how, overdue_because=params["overdue_because"])
     names = ("state", "reason")
     return {"changed": changed, "incident": after, "diff": {"before": {n: before[n] for n in names}, "after": {n: after[n] for n in names}}}

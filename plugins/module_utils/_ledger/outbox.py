@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
@@ -32,13 +32,20 @@ class Outbox(Database):
             return self._notify(connection, key, topic, payload, incident_id)
 
     def _notify(
-        self, connection: sa.Connection, key: str, topic: str, payload: Mapping[str, Any], incident_id: Optional[str] = None
+        self,
+        connection: sa.Connection,
+        key: str,
+        topic: str,
+        payload: Mapping[str, Any],
+        incident_id: Optional[str] = None,
+        *,
+        due_at: Optional[datetime] = None,
     ) -> bool:
         if connection.execute(sa.select(OUTBOX.c.id).where(OUTBOX.c.key == key)).first():
             return False
-        now = self.now()
+        due_at = due_at or self.now()
         row = {"key": key, "topic": topic, "payload": dict(payload), "incident_id": incident_id}
-        connection.execute(sa.insert(OUTBOX).values(**row, created_at=now, due_at=now, attempts=0))
+        connection.execute(sa.insert(OUTBOX).values(**row, created_at=due_at, due_at=due_at, attempts=0))
         return True
 
     def claim_notifications(self, limit: int = 50, incident_id: Optional[str] = None, channels: Sequence[str] = ()) -> list[dict[str, Any]]:

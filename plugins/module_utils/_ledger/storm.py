@@ -71,10 +71,12 @@ class Storm(Changes):
         return {name for row in found for name in row}
 
     def _open_new(self, connection: sa.Connection, wants: Sequence[Want], how: How) -> Records:
-        rows, mode = [], self._mode(connection)
-        room = how.max_running - len(self._worked_on(connection)) if how.max_running else len(wants)
-        for number, want in enumerate(wants):
-            rows.append(self._new(want, how.limits, mode, "running" if number < room else "fenced_waiting"))
+        mode = self._mode(connection)
+        rows = [self._new(want, how.limits, mode, "fenced_waiting") for want in wants]
+        taken = self._worked_on(connection) | set(self._in_line(connection))
+        room = how.max_running - len(taken) if how.max_running else len(wants)
+        for row in sorted(rows, key=lambda row: (row["clock_at"], row["id"]))[: max(room, 0)]:  # as they stand in line
+            row["state"] = "running"
         connection.execute(sa.insert(INCIDENTS), rows)
         alerts = [(want.alert, want.received_at, row["id"]) for want, row in zip(wants, rows) if want.alert]
         connection.execute(

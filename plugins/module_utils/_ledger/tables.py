@@ -101,7 +101,8 @@ else:
         sa.Column("opened_at", UtcTime, nullable=False),
         sa.Column("received_at", UtcTime, nullable=False),
         sa.Column("starts_at", UtcTime),
-        sa.Column("clock_at", UtcTime, nullable=False),  # when the time began to run
+        sa.Column("clock_at", UtcTime, nullable=False),  # when the time began to run, or the waiting
+        sa.Column("asked_at", UtcTime),  # when somebody last wanted it to run; null once a run has left it waiting
         sa.Column("deadline_at", UtcTime, nullable=False),
         sa.Column("detected_late_seconds", sa.Integer, nullable=False),
         sa.Column("ended_at", UtcTime),
@@ -208,7 +209,7 @@ else:
         sa.Column("incident_id", sa.String(40)),
         sa.Column("topic", sa.String(40), nullable=False),
         sa.Column("payload", sa.JSON, nullable=False),
-        sa.Column("created_at", UtcTime, nullable=False),
+        sa.Column("created_at", UtcTime, nullable=False),  # of one that is held back: when it may first be sent
         sa.Column("due_at", UtcTime, nullable=False, index=True),  # not before; a claim moves it on
         sa.Column("attempts", sa.Integer, nullable=False),
         sa.Column("sent_at", UtcTime),

@@ -52,6 +52,11 @@ _ROW = (
 )
 
 
+def _in_line(row: Any) -> tuple[Any, str]:
+    """Whoever waits longest comes first."""
+    return row.clock_at, row.id
+
+
 class Views(Inbox, Locks):
     def overview(self, node: Optional[str] = None, closed: bool = False) -> dict[str, Any]:
         with self.read() as connection:
@@ -73,7 +78,7 @@ class Views(Inbox, Locks):
                 "incidents": [self._status(connection, row) for row in rows],
                 "unfinished": [row.id for row in running],
                 "overdue": [row.id for row in running if row.deadline_at <= now],
-                "waiting": [row.id for row in reversed(rows) if row.state == "fenced_waiting"],  # the oldest first
+                "waiting": [row.id for row in sorted(rows, key=_in_line) if row.state == "fenced_waiting"],
                 "due_again": [row.id for row in rows if row.open_key and self._due_again(connection, row)],
                 "cancelled": list(connection.execute(cancelled).scalars()),
                 "unhandled": list(connection.execute(unhandled).scalars()),

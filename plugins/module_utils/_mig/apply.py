@@ -19,7 +19,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._errors import 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LockLost
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import steps as step
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device import Device
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import NotAsWanted, Refused, TimeIsUp
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import MigError, NotAsWanted, Refused, TimeIsUp
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import GPU, Plan, plan
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading, step_from_data
@@ -49,7 +49,10 @@ class Order:
 
 @dataclass
 class Told:
-    """What a child has told. `made` are the steps that are certain, `open` is the one that it began and never told the end of, nor that it was refused."""
+    """What a child has told.
+
+    `made` are the steps that are certain. `open` is the one that it began, and never told the end of nor that it was refused before anything was done.
+    """
 
     made: list[step.MigStep] = field(default_factory=list)
     open: Optional[step.MigStep] = None
@@ -156,8 +159,9 @@ class Child:
         self._emit({"intended": asdict(todo)})
         try:
             self._device.do(todo, before)
-        except RemediationError:
-            self._emit({"refused": todo.action})
+        except MigError as error:
+            if error.clean and todo.instance is not None:  # a mode may be pending though the driver would not set it
+                self._emit({"refused": todo.action})
             raise
         after = self._device.read()
         self._emit({"made": asdict(_made(todo, before, after))})

@@ -48,16 +48,21 @@ def restore(config: Mapping[str, Any], tell: Tell) -> bool:
     """Nothing busy is destroyed, and nothing that the kubelet has given away: the program may be started long after the boot."""
     ends = time.monotonic() + config["driver_seconds"]
     params = config["mig_layout"]
-    params = {**params, "given": [*params["given"], *_given(config["kubelet_dir"])]}
     node = Node.from_params(params)
+    params = {**params, "allocated": _allocated(config["kubelet_dir"], node)}
     _refuse_locked(node)
     well = True
     for gpu in _once_there_is_a_driver(params, node, ends)["gpus"]:
         error = gpu["error"]
-        done = f"{len(gpu['steps'])} steps" if gpu["changed"] else "nothing to do"
-        tell(f"GPU {gpu['pci_bus_id'] or gpu['uuid']}: {error['msg'] if error else done}")
+        tell(f"GPU {gpu['pci_bus_id'] or gpu['uuid']}: {error['msg'] if error else _done(gpu)}")
         well = well and not error and not gpu["reset_required"]
     return well
+
+
+def _done(gpu: Mapping[str, Any]) -> str:
+    if gpu["reset_required"]:
+        return "its mode changes with a reset only, which is not allowed (allow_reset)"
+    return f"{len(gpu['steps'])} steps" if gpu["changed"] else "nothing to do"
 
 
 def _once_there_is_a_driver(params: Mapping[str, Any], node: Node, ends: float) -> dict[str, Any]:
@@ -71,11 +76,17 @@ def _once_there_is_a_driver(params: Mapping[str, Any], node: Node, ends: float) 
             time.sleep(AGAIN_SECONDS)
 
 
-def _given(kubelet_dir: str) -> list[str]:
-    """Of a boot before, too: what is there no more is in nobody's way. A node without the file has no kubelet that gives devices away."""
-    if not (Path(kubelet_dir) / device_allocations.CHECKPOINT).exists():
+def _allocated(kubelet_dir: str, node: Node) -> list[str]:
+    """A node without the file has no kubelet that gives devices away. Who hands out other things than NVIDIA's plugin names them as it likes.
+
+    Instances also of a boot before: what is there no more is in nobody's way. A GPU is there again, and nobody has it since.
+    """
+    checkpoint = Path(kubelet_dir) / device_allocations.CHECKPOINT
+    if not checkpoint.exists():
         return []
-    return [device for one in device_allocations.read(kubelet_dir)["allocations"] for device in one["devices"]]
+    devices = [device for one in device_allocations.read(kubelet_dir)["allocations"] for device in one["devices"]]
+    old = checkpoint.stat().st_mtime < node.proc.boot_time()
+    return [device for device in devices if device.startswith("MIG-") or (device.startswith("GPU-") and not old)]
 
 
 def _refuse_locked(node: Node) -> None:

@@ -11,6 +11,12 @@ from typing import Any, Callable
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import DriverTooOld, MigError, NotPermitted, Refused
 
+# With which the driver turns a call down before it does anything
+_CLEAN = (
+    *("UNINITIALIZED", "INVALID_ARGUMENT", "ARGUMENT_VERSION_MISMATCH", "NOT_SUPPORTED", "NOT_FOUND"),
+    *("INSUFFICIENT_SIZE", "INSUFFICIENT_RESOURCES", "IN_USE"),
+)
+
 
 class Calls:
     """Stands for pynvml. Constants, structures and errors are pynvml's own."""
@@ -39,4 +45,6 @@ class Calls:
             return NotPermitted(f"{call}: {error}; is this root?", call=call)
         if error.value == nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
             return DriverTooOld(f"the driver has no {call}", call=call)
-        return Refused(f"{call}: {error}", call=call, nvml_error=error.value)
+        refused = Refused(f"{call}: {error}", call=call, nvml_error=error.value)
+        refused.clean = error.value in [getattr(nvml, f"NVML_ERROR_{name}") for name in _CLEAN]
+        return refused

@@ -18,12 +18,13 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig.apply impo
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.calls import Calls
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.device import Device
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.outcome import Work
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reset import reset_gpu
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reset import RESET_SECONDS, reset_gpu
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.journal import Journal
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Answer, Collect, Emit, Watchdog
 
 _LEAST_SECONDS = 5.0
+_SHARE_SECONDS = 15.0  # what is kept for each GPU that is still to come; most need a few of them
 _END_SECONDS = 2.0  # a child that runs out of time ends by itself, so much before it is ended
 
 
@@ -62,15 +63,21 @@ class Children:
                 work.warnings.append(f"instances of {work.uuid} have no device file, and containers cannot open them: {why}")
 
     def _side_by_side(self, works: Sequence[Work], seconds: float, act: Callable[[Any, Child], None]) -> Iterator[tuple[Work, Told]]:
-        """But one after the other where the mode changes or the GPU is reset: other clients of the driver can be in the way, also ours.
+        """But one after the other, and last, where the mode changes or the GPU is reset: other clients of the driver can be in the way, also ours.
 
-        Each of those gets all the time that is left: a share of it could be too short for a reset, of which most take a few seconds.
+        What those leave of the time goes on to the next. One that hangs takes no more than leaves each of the others something, but a reset, which
+        must not be killed midway, has what it may take.
         """
         ends = time.monotonic() + seconds
-        groups = [*([work] for work in works if work.changes_mode), [work for work in works if not work.changes_mode]]
-        for group in groups:
+        alone = [work for work in works if work.changes_mode]
+        groups = [[work for work in works if not work.changes_mode], *([work] for work in alone)]
+        for later, group in zip((len(alone), *reversed(range(len(alone)))), groups):
             if group:
-                yield from self._at_once(group, max(ends - time.monotonic(), _LEAST_SECONDS), act)
+                left = ends - time.monotonic()
+                share = left - later * min(_SHARE_SECONDS, left / (later + 1))
+                if group[0].resets:
+                    share = min(left, max(share, RESET_SECONDS + _SHARE_SECONDS))
+                yield from self._at_once(group, max(share, _LEAST_SECONDS), act)
 
     def _at_once(self, works: Sequence[Work], seconds: float, act: Callable[[Any, Child], None]) -> Iterator[tuple[Work, Told]]:
         """Whatever is done to a GPU has one name, so that no second child follows one that hangs and cannot be killed."""

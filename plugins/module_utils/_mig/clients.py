@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof import is_mps
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof import is_mps, is_own_reader
 
 Place = tuple[Optional[int], Optional[int]]  # gi, ci; the GPU itself is neither
 Holders = Mapping[Place, Sequence[Mapping[str, Any]]]
@@ -25,6 +25,8 @@ def join(minor: Optional[int], listed: Iterable[Mapping[str, Any]], clients: Ite
         found.setdefault(place, []).append({**process, "type": "mps_server"} if is_mps(process) else process)
         places.setdefault(process["pid"], []).append(place)
     for client in clients:
+        if is_own_reader(client["process"]):
+            continue
         own = [(gi, ci) for one, gi, ci in client["held"] if one == minor]
         known = places.get(client["pid"], [])
         for place in own:

@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import steps as step
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.calls import Calls
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.driver import compute_placements, compute_profiles, read
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Busy, Infeasible, NotAsWanted, Refused
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Busy, Gone, Infeasible, Refused
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import ComputeInstance, GpuInstance
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import GPU
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
@@ -99,7 +99,7 @@ class Device:
     def _compute(self, instance: GpuInstance, compute: ComputeInstance, there: Reading) -> Any:
         found = next((one for one in _present(instance, there).compute if one == compute), None)
         if found is None:
-            raise NotAsWanted(f"{instance.compute_name(compute)} has gone", differs=[f"{instance.compute_name(compute)} is missing"])
+            raise Gone(f"{instance.compute_name(compute)} has gone", differs=[f"{instance.compute_name(compute)} is missing"])
         return self._nvml.nvmlGpuInstanceGetComputeInstanceById(self._instance(instance, there), found.id)
 
     def _create(self, instance: GpuInstance, there: Reading) -> None:
@@ -158,5 +158,5 @@ def _present(instance: GpuInstance, there: Reading) -> GpuInstance:
     """As the driver has it now, with its id: an id of an earlier reading may be another instance's."""
     found = next((one for one in there.layout.instances if one.name == instance.name), None) if there.layout else None
     if found is None:
-        raise NotAsWanted(f"{instance.name} has gone", differs=[f"{instance.name} is missing"])
+        raise Gone(f"{instance.name} has gone", differs=[f"{instance.name} is missing"])
     return found

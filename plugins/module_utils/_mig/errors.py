@@ -12,9 +12,13 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._errors import 
 
 
 class MigError(RemediationError):
-    """The root of what the MIG planner refuses."""
+    """The root of what the MIG planner refuses.
+
+    `clean`: nothing was done, for certain. Of a driver that ran out of time, or does not know why, nobody can say that.
+    """
 
     kind = "mig"
+    clean = False
 
 
 class Infeasible(MigError):
@@ -24,12 +28,14 @@ class Infeasible(MigError):
     """
 
     kind = "mig_infeasible"
+    clean = True
 
 
 class Busy(MigError):
     """Instances that are busy would have to go, because the wanted layout does not hold them. They are `instances` in the details."""
 
     kind = "mig_busy"
+    clean = True
 
 
 class Fragmented(MigError):
@@ -42,12 +48,14 @@ class DriverTooOld(MigError):
     """The driver lacks a call without which nothing can be known or done."""
 
     kind = "driver_too_old"
+    clean = True
 
 
 class NotPermitted(MigError):
     """Reading places and changing anything takes root."""
 
     kind = "permission"
+    clean = True
 
 
 class Refused(MigError):
@@ -66,6 +74,18 @@ class NotAsWanted(MigError):
     """NVML took a call, and what is there afterwards is something else; `differs` in the details says what."""
 
     kind = "mig_differs"
+
+
+class UnknownGpu(MigError):
+    """A GPU is named that the node does not have."""
+
+    kind = "unknown_gpu"
+
+
+class Gone(NotAsWanted):
+    """What a step is about is not there any more, which was seen before anything was asked of the driver."""
+
+    clean = True
 
 
 class TimeIsUp(MigError):

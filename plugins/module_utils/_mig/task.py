@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Callable, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.act import CgroupTask
@@ -22,11 +22,11 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig import dev
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import steps as step
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.apply import Order
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.children import Children
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Busy, Fragmented, NotAsWanted, Refused
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Busy, Fragmented, NotAsWanted, Refused, UnknownGpu
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.outcome import Work
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import GPU, Plan
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading, show
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.requests import Request
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reset import RESET_SECONDS
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.survey import GpuState, Survey, overlap, survey
@@ -44,7 +44,10 @@ _HARMLESS = (step.CREATE, step.CREATE_COMPUTE)
 
 @dataclass(frozen=True)
 class Options:
-    """The modules' options, by their names. `gpus` are all that are named, and `every_gpu` is whether something is said of the others too."""
+    """The modules' options, by their names. `gpus` are all that are named, and `every_gpu` is whether something is said of the others too.
+
+    `allocated` is like `given`, but may name what is there no more.
+    """
 
     gpus: Sequence[str]
     busy: str
@@ -58,11 +61,16 @@ class Options:
     nvidia_smi: str
     nvidia_modprobe: str
     every_gpu: bool = False
+    allocated: Sequence[str] = ()
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> Options:
         named = [one["gpus"] for one in params.get("layouts") or [params]]
-        own: dict[str, Any] = {"gpus": sorted({name for names in named for name in names}), "every_gpu": not all(named)}
+        own: dict[str, Any] = {
+            "gpus": sorted({name for names in named for name in names}),
+            "every_gpu": not all(named),
+            "allocated": params.get("allocated", ()),
+        }
         return cls(**own, **{one.name: params[one.name] for one in fields(cls) if one.name not in own})
 
 
@@ -101,12 +109,22 @@ class LayoutTask:
         ends = time.monotonic() + self._options.busy_timeout_seconds
         while True:
             self._keep_lock()
-            found = survey(self._node, [] if self._options.every_gpu else self._options.gpus, _READ_SECONDS)
-            if found.why is not None and not found.gpus:
-                raise Refused(f"NVML does not answer: {found.why}")
+            found = self._survey()
             works = [self._work(state, check_mode) for state in found.gpus]
             if not self._freed([work for work in works if work.blocked], check_mode, ends):
                 return works, found
+
+    def _survey(self) -> Survey:
+        options = self._options
+        given = [name for name in records.normalise(options.given) if not (name.startswith("MIG-") or "@" in name)]
+        found = survey(self._node, [] if options.every_gpu else [*options.gpus, *given], _READ_SECONDS)
+        if found.why is not None and not found.gpus:
+            raise Refused(f"NVML does not answer: {found.why}")
+        for name in given:
+            if not any(one.answer.is_one_of([name]) for one in found.gpus):
+                raise UnknownGpu(f"{name} is given to somebody, and is neither an instance nor a GPU of this node{_untold(found)}")
+        wanted = [] if options.every_gpu else records.normalise(options.gpus)
+        return replace(found, gpus=tuple(one for one in found.gpus if one.answer.uuid is None or one.answer.is_one_of(wanted)))
 
     def _freed(self, blocked: Sequence[Work], check_mode: bool, ends: float) -> bool:
         """Whether it is worth looking again."""
@@ -137,9 +155,18 @@ class LayoutTask:
             cause = self._undrained.get(work.uuid, error)
             work.fail(cause, msg=f"{cause}{_held_by(holders)}", instances=names, holders=holders, given=given)
             work.blocked = names if holders and not given else ()
+            if work.error is not None and work.blocked and self._options.busy == "wait":
+                work.error["once_free"] = self._once_free(work, reading)
         except RemediationError as error:
             work.fail(error)
         return work
+
+    def _once_free(self, work: Work, reading: Reading) -> Optional[dict[str, Any]]:
+        """The layout that the GPU will have once its holders have gone, for whoever has to know it before they are waited for."""
+        with contextlib.suppress(RemediationError):
+            if work.order is not None:
+                return show(replace(work.order, busy=sorted(self._given(reading))).plan(reading).layout, reading)
+        return None
 
     def _order(self, state: GpuState, reading: Reading, freed: Sequence[str]) -> Optional[Order]:
         want = self._request(reading)
@@ -158,9 +185,12 @@ class LayoutTask:
         return made
 
     def _given(self, reading: Reading) -> set[str]:
-        """What is allocated to somebody, of this GPU, by name."""
+        """What is allocated to somebody, of this GPU, by name. Who has the GPU has all that is on it."""
+        names, given = set(step.names(reading.layout or Layout(False))), set(self._options.given) | set(self._options.allocated)
+        if {reading.uuid, reading.pci_bus_id} & set(records.normalise(given)):
+            return {GPU, *names}
         by_uuid = {uuid: name for name, uuid in reading.mig_uuids.items()}
-        return {by_uuid.get(one, one) for one in self._options.given} & set(step.names(reading.layout or Layout(False)))
+        return {by_uuid.get(one, one) for one in given} & names
 
     def _drain(self, work: Work, check_mode: bool) -> None:
         """By cgroup_state's own rules and proof (S10), of exactly those that are in the way. In check mode the proof is asked for too."""
@@ -223,6 +253,10 @@ class LayoutTask:
         for state in survey(self._node, [work.uuid], _READ_SECONDS).gpus:
             holders = state.holders_of(error["instances"]) or state.holders_of([GPU])
             error.update(holders=holders, msg=f"{error['msg']}{_held_by(holders)}")
+
+
+def _untold(found: Survey) -> str:
+    return f", as far as NVML told ({found.why})" if found.why else ""
 
 
 def _held_by(holders: Sequence[Mapping[str, Any]]) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
-from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import device_of, is_gpu, is_shared
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import device_of, is_gpu, is_shared, may_be_gpu
 
 CHECKPOINT = "device-plugins/kubelet_internal_checkpoint"
 
@@ -40,7 +40,7 @@ def read(kubelet_dir: str) -> dict[str, Any]:
 
 
 def parse(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """`allocations`, one a pod, container and resource, and `registered`, the devices by resource; GPUs and MIG devices only.
+    """`allocations`, one a pod, container and resource, of all that may be a GPU, and `registered`, GPUs and MIG devices by resource.
 
     `shared` are the resources of which more is registered than there are devices, whether their names say so or not.
     """
@@ -54,7 +54,7 @@ def parse(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
             "count": len(ids),
         }
         for entry in data["PodDeviceEntries"] or ()
-        if is_gpu(entry["ResourceName"])
+        if may_be_gpu(entry["ResourceName"])
         for ids in [_ids(entry["DeviceIDs"])]
     ]
     told = {str(resource): devices or () for resource, devices in (data["RegisteredDevices"] or {}).items() if is_gpu(resource)}

@@ -32,6 +32,7 @@ class KernelLogError(RemediationError):
 
 @dataclass(frozen=True)
 class Record:
+    sequence: int  # since boot
     seconds: float  # since boot
     text: str
 
@@ -42,7 +43,7 @@ def parse_record(line: str) -> Record | None:
     if not match:
         return None
     text = _ESCAPE.sub(lambda escape: chr(int(escape.group(1), 16)), match.group(4))
-    return Record(int(match.group(3)) / 1e6, text)
+    return Record(int(match.group(2)), int(match.group(3)) / 1e6, text)
 
 
 def read_lines(path: str) -> Iterator[str]:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
-from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import device_of, is_gpu, is_shared
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import device_of, is_gpu, is_shared, may_be_gpu
 from ansible_collections.gpuops.remediation.plugins.module_utils._node import grpc
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.protobuf import Message
 
@@ -41,13 +41,13 @@ def read(kubelet_dir: str, timeout_seconds: float) -> dict[str, Any]:
 
 
 def parse_list(message: bytes) -> dict[str, Any]:
-    """`allocations`, one a pod, container and resource, of GPUs and MIG devices; `claims`, one a pod, container and device of a claim."""
+    """`allocations`, one a pod, container and resource, of all that may be a GPU; `claims`, one a pod, container and device of a claim."""
     allocations, claims = [], []
     for pod in Message(message).messages(1):
         name = {"pod_namespace": pod.text(2), "pod_name": pod.text(1)}
         for container in pod.messages(3):
             where = {**name, "container": container.text(1)}
-            for resource, ids in _by_resource(container.messages(2)).items():
+            for resource, ids in _by_resource(container.messages(2), may_be_gpu).items():
                 allocations.append({**where, "resource": resource, "devices": sorted({*map(device_of, ids)}), "count": len(ids)})
             for claim in container.messages(5):
                 told = {"claim": f"{claim.text(3)}/{claim.text(2)}"}
@@ -57,18 +57,18 @@ def parse_list(message: bytes) -> dict[str, Any]:
 
 
 def parse_allocatable(message: bytes) -> dict[str, Any]:
-    """What the device plugin has registered and calls healthy, by resource."""
-    told = _by_resource(Message(message).messages(1))
+    """Which GPUs and MIG devices the device plugin has registered and calls healthy, by resource."""
+    told = _by_resource(Message(message).messages(1), is_gpu)
     return {
         "registered": {resource: sorted({*map(device_of, ids)}) for resource, ids in told.items()},
         "shared": sorted(resource for resource, ids in told.items() if any(map(is_shared, ids))),
     }
 
 
-def _by_resource(devices: Iterable[Message]) -> dict[str, list[str]]:
+def _by_resource(devices: Iterable[Message], wanted: Callable[[str], bool]) -> dict[str, list[str]]:
     """The kubelet tells them by NUMA node."""
     found: dict[str, list[str]] = {}
     for each in devices:
-        if is_gpu(each.text(1)):
+        if wanted(each.text(1)):
             found.setdefault(each.text(1), []).extend(each.texts(2))
     return found

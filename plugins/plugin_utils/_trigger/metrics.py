@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any, Optional
 
+from ansible_collections.gpuops.remediation.plugins.module_utils import _names
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.figures import Figures
 from ansible_collections.gpuops.remediation.plugins.plugin_utils._trigger.libraries import prometheus_client
 
@@ -56,17 +58,22 @@ class LedgerMetrics:
         incidents = Gauge("gpuops_incidents_open", "Incidents that are open", labels=["state"])
         for state, count in figures.open_incidents.items():
             incidents.add_metric([state], count)
-        waits = time.time() - figures.outbox_since.timestamp() if figures.outbox_since else 0.0
         seen, ended = (at.timestamp() if at else 0.0 for at in (figures.reconcile_seen_at, figures.reconciled_at))
         yield from (mode, incidents)
+        yield Gauge(_names.METRIC_INCIDENTS_OVERDUE, "Incidents that run although their time is over", figures.overdue)
+        yield Gauge(_names.METRIC_WAITING_OLDEST, "How long an incident has waited for room, the longest", _age(figures.waiting_since))
         yield Gauge("gpuops_breaker_tripped", "Whether the breaker has tripped", figures.breaker_tripped)
-        yield Gauge("gpuops_outbox_oldest_seconds", "Age of the oldest notification that is not sent", waits)
+        yield Gauge("gpuops_outbox_oldest_seconds", "Age of the oldest notification that is due and not sent", _age(figures.outbox_since))
         yield Gauge(
             "gpuops_reconcile_last_timestamp_seconds",
             "When a reconcile last turned to the nodes or got to its end; 0 for never",
             seen,
         )
         yield Gauge("gpuops_reconcile_last_success_timestamp_seconds", "When a reconcile last got to its end; 0 for never", ended)
+
+
+def _age(since: Optional[datetime]) -> float:
+    return max(0.0, time.time() - since.timestamp()) if since else 0.0
 
 
 class Metrics:

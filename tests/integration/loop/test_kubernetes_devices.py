@@ -14,6 +14,8 @@ from fleet import TAINT
 
 DRIVER = "gpu.nvidia.com"
 
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture
 def idle(fleet):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 from cluster import audit
 from cluster.faults import Admission, admission
@@ -248,6 +249,28 @@ def test_silent_nodes(fleet):
     assert sorted(one["kind"] for one in new) == ["fault", "fault", "group"]
     assert {one["state"] for one in new} == {"held_for_human"}
     assert {tuple(one["nodes"]) for one in new if one["kind"] == "group"} == {("lost", "sick")}
+
+
+def test_disks_on_which_no_lock_can_be_kept(fleet):
+    """S5, S12, S16: under the Lease, a node that answers is dealt with like one that does not, since no module could keep the lock there."""
+    for name, xid in (("lost", 79), ("sick", 48)):
+        fleet.gpu_nodes(name)
+        fleet.objects.deployment(name, node=name)
+        Path(fleet.host_variables[name]["gpuops_state_dir"], ".lock.json.new").mkdir(parents=True)
+        fleet.nodes[name].xid(0, xid)
+    fleet.set("act")
+    run = fleet.remediate(alert_file=fleet.together(fleet.alert("lost", 0, 79), fleet.alert("sick", 0, 48)))
+    assert run.ok, run.output
+    assert [fleet.objects.taints(name) for name in ("lost", "sick")] == [[TAINT], [TAINT]]
+    assert {entry.name.partition("-")[0] for entry in fleet.writes("pods/eviction")} == {"lost"}, "only Xid 79 is evict_blind"
+    assert fleet.ended() == {
+        ("lost", fleet.uuid("lost", 0)): "contained",  # to look is all that is asked of the node, and it shows that the GPU is free
+        ("sick", fleet.uuid("sick", 0)): "held_for_human",  # whether to move the work
+    }
+    for incident in fleet.incidents():
+        assert "cannot write" in " ".join(incident["verdict"]["reasons"])
+        assert [one["topic"] for one in incident["notifications"]] == [incident["state"]]
+    assert fleet.ledger().overview()["locks"] == []
 
 
 def test_fences_of_silent_nodes(fleet):

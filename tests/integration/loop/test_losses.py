@@ -99,6 +99,46 @@ def test_a_node_that_goes_silent_on_the_way(controller, tmp_path, task, how):
     assert alive(pid)
 
 
+def test_a_disk_on_which_no_lock_can_be_kept(controller):
+    """S5, S16: the node answers, and is dealt with like one that does not; people hear why."""
+    pid, alert = controller.sick("bare-1")
+    Path(controller.host_variables["bare-1"]["gpuops_state_dir"], ".lock.json.new").mkdir(parents=True)  # nothing can be written there
+    controller.ledger(write=True).set_mode("act", "tests", "the test needs it")
+    run = controller.remediate(alert_file=alert)
+    assert run.ok, run.output
+    [incident] = controller.incidents()
+    assert (incident["state"], incident["stages"]["isolate"]["error_kind"]) == ("held_for_human", "node_silent"), incident["reason"]
+    assert "cannot write" in incident["reason"], incident["reason"]
+    assert [entry["source"] for entry in incident["verdict"]["missing"]] == ["state_dir"]
+    assert [one["topic"] for one in incident["notifications"]] == ["held_for_human"]
+    assert controller.ledger().overview()["locks"] == [] and controller.journal("bare-1") == []
+    assert alive(pid)
+
+
+def test_reconcile_ends_what_could_not_be_locked_in_time(controller, tmp_path):
+    """S16: until then it is tried again; and nobody who may be at work there is disturbed."""
+    pid, alert = controller.sick("bare-1", gpuops_proc_root=str(tmp_path / "gone"))
+    controller.ledger(write=True).set_mode("act", "tests", "the test needs it")
+    run = controller.remediate(alert_file=alert)
+    assert not run.ok and "gone" in run.output, run.output
+    assert [one["state"] for one in controller.incidents()] == ["running"]
+    with contextlib.closing(sqlite3.connect(controller.directory / "ledger.db", isolation_level=None)) as ledger:
+        ledger.execute("UPDATE incidents SET deadline_at = '2026-01-01 00:00:00.000000'")
+    told = tmp_path / "told"
+    token = controller.ledger(write=True).take_lock("bare-1", "somebody", 600)
+    assert not controller.play("reconcile").ok
+    assert [one["state"] for one in controller.incidents()] == ["running"]
+    controller.ledger(write=True).release_lock("bare-1", token)
+    run = controller.play("reconcile", notify_command=["tee", "-a", str(told)])
+    assert run.ok, run.output
+    [incident] = controller.incidents()
+    assert (incident["state"], incident["stages"].keys()) == ("held_for_human", {"detect"})
+    assert "nobody could work on it" in incident["reason"] and "gone" in incident["reason"], incident["reason"]
+    assert '"topic": "held_for_human"' in told.read_text()
+    assert controller.ledger().overview()["locks"] == []
+    assert alive(pid)
+
+
 def test_reconcile_forgets_what_is_old(controller):
     """S19: the ledger's retention needs nobody who thinks of it."""
     ledger = controller.ledger(write=True)

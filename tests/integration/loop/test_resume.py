@@ -202,14 +202,14 @@ def meeting(tmp_path, task):
 
 
 @contextlib.contextmanager
-def two_of_one_row(controller, tmp_path, alert):
+def two_of_one_row(controller, tmp_path, alert, lock_wait_seconds=1):
     """Two runs that read the same row of the inbox before either had decided it: the one that works, and the other."""
     row = controller.ledger(write=True).receive(alert.read_bytes(), "a webhook")
-    with controller.playing("remediate", inbox_ids=[row], lock_wait_seconds=1) as one:
+    with controller.playing("remediate", inbox_ids=[row], lock_wait_seconds=lock_wait_seconds) as one:
         wait_for(tmp_path / f"met-{one.pid}", one)
         with contextlib.closing(sqlite3.connect(controller.directory / "ledger.db", isolation_level=None)) as ledger:
             ledger.execute("UPDATE inbox SET handled_at = NULL")
-        with controller.playing("remediate", inbox_ids=[row], lock_wait_seconds=1) as other:
+        with controller.playing("remediate", inbox_ids=[row], lock_wait_seconds=lock_wait_seconds) as other:
             wait_for(tmp_path / f"met-{other.pid}", other)
             (tmp_path / "go").touch()
             wait_until(lambda: list(tmp_path.glob("works-*")), "one of them works", 120)
@@ -244,6 +244,22 @@ def test_two_runs_of_one_row(controller, tmp_path, word):
     assert not alive(pid)
     actions = [(entry["action"], entry["status"]) for entry in controller.journal("bare-1")]
     assert sorted(set(actions)) == sorted(actions), "once"
+
+
+def test_one_that_waited_goes_on_from_what_the_other_found(controller, tmp_path):
+    """S9: the verdict came after it had listed the incident. The other dies with the node's lock, before it has done anything about it."""
+    pid, alert = controller.sick("bare-1")
+    controller.before = meeting(tmp_path, "Begin isolate")
+    with two_of_one_row(controller, tmp_path, alert, lock_wait_seconds=120) as (works, waits):
+        (tmp_path / "word").write_text(f"[ $PPID != {works.pid} ] || kill -KILL 0")
+        assert works.wait(timeout=120) == KILLED
+        lease(controller, "bare-1", 0)
+        output = waits.communicate(timeout=120)[0]
+    assert waits.returncode == 0, output
+    [incident] = controller.incidents()
+    assert incident["state"] == "contained", incident["reason"]
+    assert {name: incident["stages"][name]["outcome"] for name in ("isolate", "verify")} == {"isolate": "ok", "verify": "ok"}, output
+    assert not alive(pid)
 
 
 @pytest.mark.parametrize("word", DIES)
@@ -289,7 +305,7 @@ def test_reconcile_tells_before_it_turns_to_the_nodes(controller, tmp_path):
     assert figures.reconcile_seen_at and figures.reconciled_at is None, "it has not got to its end"
     controller.before = {}
     for left in (["fenced_waiting", "fenced_waiting"], ["fenced_waiting"], []):
-        run = controller.play("reconcile")
+        run = controller.play("reconcile", room_wait_seconds=0)
         assert run.ok, run.output
         assert [one["state"] for one in controller.incidents()] == ["contained"] * (3 - len(left)) + left
 

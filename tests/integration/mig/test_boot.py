@@ -78,6 +78,27 @@ def test_after_a_reboot_the_layouts_are_there_again(controller, host, tmp_path):
     assert not (tmp_path / "asked-of-systemd").exists()
 
 
+def boot_files(tmp_path):
+    return {
+        path: path.read_bytes() for folder in ("units", "config", "program") for path in (tmp_path / folder).rglob("*") if path.is_file()
+    }
+
+
+def test_the_boot_stage_alone_and_a_layout_that_is_wanted_no_more(controller, host, tmp_path):
+    """Whichever stages are run the files are the same, and they go with the wish."""
+    alone = tmp_path / "boot.yml"
+    role = {"name": "gpuops.remediation.mig"}
+    task = {"name": "Boot", "ansible.builtin.include_role": role, "vars": {"mig_stage": "boot"}}
+    alone.write_text(json.dumps([{"name": "Boot", "hosts": "all", "gather_facts": False, "tasks": [task]}]))
+    run = controller.play(str(alone))
+    assert run.ok and layouts(host) == [[], []], run.output
+    written = boot_files(tmp_path)
+    assert len(written) == 4 and controller.play("mig").ok and boot_files(tmp_path) == written
+    del controller.variables["gpuops_mig_layouts"]
+    gone = controller.play("mig")
+    assert gone.ok and boot_files(tmp_path) == {} and layouts(host) != [[], []], gone.output
+
+
 def test_a_boot_that_finds_something_else(controller, host, tmp_path):
     """What is busy stays, also what the kubelet has given away; a driver that is not there is waited for, and not for ever."""
     assert controller.play("mig").ok
@@ -102,6 +123,20 @@ def test_a_boot_that_finds_something_else(controller, host, tmp_path):
     host.driver_not_loaded()
     silent = boot(tmp_path)
     assert silent.returncode == 1 and "NVML" in silent.stdout, silent.stdout + silent.stderr
+
+
+def test_a_mode_that_waits_for_a_reset_is_not_as_wanted(controller, tmp_path):
+    """Without leave to reset it stays pending, and every run says so."""
+    controller.variables.update(
+        gpuops_mig_layouts=[{"counts": {"3g.40gb": 2}}], gpuops_mig_at_boot=False, gpuops_mig_unit_dir=str(tmp_path)
+    )
+    node = controller.node("bare-1", gpus=1, model="a100-80")
+    for run in ("sets it pending", "finds it pending"):
+        played = controller.play("mig")
+        assert not played.ok and "gpuops_mig_allow_reset" in played.failures[-1], f"{run}: {played.output}"
+        assert "every GPU is as wanted" not in played.output
+        assert (node.state()["gpus"][0]["mig"]["current"], node.state()["gpus"][0]["mig"]["pending"]) == (0, 1)
+    assert played.changed("bare-1") == 0, "the second run finds nothing that it may do"
 
 
 def test_what_is_busy_is_ended_or_waited_for_where_the_inventory_says_so(controller, host):

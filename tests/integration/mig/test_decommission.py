@@ -11,7 +11,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.reque
 from cluster import audit
 from cluster.objects import wait_until
 from gpusim import instances
-from loop import alive
+from loop import alive, reachable_until
 
 pytestmark = pytest.mark.timeout(600)
 GB = 1 << 30
@@ -100,3 +100,33 @@ def test_a_pod_goes_by_eviction(fleet):
         assert [entry.code for entry in fleet.writes("pods/eviction", since=since)] == [201]
         assert fleet.layout("gpu-1", 0) == [f"3g.71gb@{4 - start}"] and not alive(record["pid"])
         assert (fleet.advertised("gpu-1"), fleet.objects.taints("gpu-1")) == ({"mig-3g.71gb": 1}, [])
+
+
+def test_a_node_that_leaves_on_the_way(fleet, tmp_path):
+    """S9, S16: the lock is given back, the taint and the ledger's record stay, and people are told; the next run ends it."""
+    [node] = fleet.gpu_nodes("gpu-1", gpus=1)
+    halves(node)
+    ledger = fleet.ledger(write=True)
+    uid = fleet.objects.node("gpu-1")["metadata"]["uid"]
+    incident = ledger.open_incident(from_operator(Place("gpu-1", uid), fleet.uuid("gpu-1", 0), ledger.now())).record["id"]
+    ledger.configure("act", None, False, "tests", "the test needs it")
+    instance = {"gpu": fleet.uuid("gpu-1", 0), "profile": "3g.71gb", "start": 4}
+    asked = {"mig_hosts": "gpu-1", "mig_instance": instance, "incident_id": incident}
+    reachable_until(fleet, "gpu-1", tmp_path / "gone")
+    with fleet.kubelet():
+        fleet.device_plugin()
+        wait_until(lambda: fleet.advertised("gpu-1") == {"mig-3g.71gb": 2}, "the plugin's word")
+        fleet.before = {"Take the instance away": f"touch {tmp_path / 'gone'}"}
+        left = fleet.play("mig_decommission", **asked)
+
+        told = left.failures[-1]
+        assert "gpu-1 cannot be reached any more" in told and "so the taint gpuops.remediation/mig-change stays" in told, left.output
+        assert "the ledger has it as intended until this is run again" in told
+        assert not fleet.objects.api.get("Lease", "gpuops-gpu-1", "gpuops-system")["spec"].get("holderIdentity")
+        assert len(fleet.objects.taints("gpu-1")) == 1 and fleet.incidents()[0]["changes"][0]["status"] == "intended"
+
+        fleet.before = {}
+        (tmp_path / "gone").unlink()
+        again = fleet.play("mig_decommission", **asked)
+        assert again.ok and (fleet.layout("gpu-1", 0), fleet.objects.taints("gpu-1")) == (["3g.71gb@0"], []), again.output
+        assert fleet.incidents()[0]["changes"][0]["status"] == "applied"

@@ -171,12 +171,29 @@ def test_what_is_given_to_somebody_is_busy_though_idle(hopper, by):
     assert (error["kind"], error["given"]) == ("mig_busy", ["3g.71gb@4/3c@0"]) and there(hopper) == found
 
 
+@pytest.mark.parametrize("by", ["uuid", "pci_bus_id"])
+def test_who_is_given_a_gpu_has_all_that_is_on_it(make_node, by):
+    node = make_node(gpus=2)
+    instances.set_mode(node.sim, 1, True)
+    instances.create(node.sim, 1, HALF, 4)
+    first, second = (gpu[by] for gpu in node.sim.state()["gpus"])
+    mode = error_of(layout(node, 0, counts={HALF: 1}, given=[first]))
+    assert (mode["kind"], mode["given"], there(node, 0)) == ("mig_busy", ["gpu"], (0, {}))
+    assert error_of(layout(node, 1, counts={}, given=[second]))["given"] == ["3g.71gb@4/3c@0"] and names(node, 1) == ["3g.71gb@4"]
+    assert layout(node, 0, counts={HALF: 1}, given=[second])["changed"], "another GPU's is in nobody's way"
+    refused = layout(node, 0, counts={}, given=["GPU-00000000-0000-0000-0000-000000000000"])
+    assert (refused["failed"], refused["error_kind"]) == (True, "unknown_gpu") and names(node, 0) == [HALF + "@4"]
+
+
 def test_holders_are_waited_for(hopper):
     instances.create(hopper.sim, 0, HALF, 4)
     pid = hopper.sim.start([0], "train", 1, gi=2, ci=0)
     ended = threading.Timer(2, hopper.sim.exit, [pid])
+    wanted = {"counts": {"7g.141gb": 1}, "busy": "wait"}
+    foretold = error_of(layout(hopper, check_mode=True, **wanted))["once_free"]
+    assert [one["name"] for one in foretold["instances"]] == ["7g.141gb@0"], "for whoever has to know what will be there"
     ended.start()
-    done = layout(hopper, counts={"7g.141gb": 1}, busy="wait", busy_timeout_seconds=60)
+    done = layout(hopper, busy_timeout_seconds=60, **wanted)
     ended.join()
     assert done["changed"] and names(hopper) == ["7g.141gb@0"]
 

@@ -222,6 +222,7 @@ def pod_template(
     app: str,
     *,
     gpus: int = 1,
+    container_name: str = "main",
     claim: str = "",
     devices: Mapping[str, int] | None = None,
     environment: Mapping[str, str] | None = None,
@@ -240,7 +241,7 @@ def pod_template(
     """
     stops = {STOPS_AFTER: stops_after} if stops_after else {}
     pinned = {"kubernetes.io/hostname": node} if node else {}
-    container: Json = {"name": "main", "image": "registry.example/inference:1"}
+    container: Json = {"name": container_name, "image": "registry.example/inference:1"}
     wanted = {GPU: gpus} if devices is None else devices
     if claim:
         container["resources"] = {"claims": [{"name": "device"}]}

@@ -25,9 +25,22 @@ TIMES = {"mig_settle_seconds": 30, "mig_plugin_seconds": 180, "mig_busy_timeout_
 def test_s5_the_lock_lasts_as_long_as_the_stages_together(how, seconds):
     """On Kubernetes no module on the node renews it."""
     known = {name: VARS[name] for name in ("mig_margin_seconds", "mig_reset_seconds")}
-    given = {**TIMES, **known, "mig_how": how, "mig_instance_seconds": 120}
+    given = {**TIMES, **known, "mig_how": how, "mig_instance_seconds": 120, "mig_drains": 1}
     assert evaluated(VARS["mig_lease_seconds"], mig_resets="0", **given) == seconds
     assert evaluated(VARS["mig_lease_seconds"], mig_resets="3", **given) == seconds + (360 if how == "layout" else 0)
+
+
+@pytest.mark.parametrize("busy, gpus, times", [("drain", 3, 3), ("drain", 0, 1), ("wait", 3, 1), ("fail", 3, 1)])
+def test_s5_the_lock_lasts_for_one_drain_after_the_other(busy, gpus, times):
+    drains = evaluated(VARS["mig_drains"], mig_busy=busy, gpuops_mig_drift=[{}] * gpus)
+    assert drains == times
+    known = {
+        **TIMES,
+        **{name: VARS[name] for name in ("mig_margin_seconds", "mig_reset_seconds")},
+        "mig_how": "layout",
+        "mig_instance_seconds": 120,
+    }
+    assert evaluated(VARS["mig_lease_seconds"], mig_resets="0", mig_drains=drains, **known) == 30 + 180 + 60 * times + 300
 
 
 def test_resets_are_counted_and_those_that_somebody_in_the_way_may_hide():
@@ -42,6 +55,17 @@ def test_a_boot_waits_longer_for_more_gpus(allow_reset, gpus, seconds):
     known = {"mig_planned": [{}] * gpus, "mig_allow_reset": allow_reset, "mig_reset_seconds": VARS["mig_reset_seconds"]}
     waits = evaluated(DEFAULTS["mig_boot_timeout_seconds"], **known)
     assert evaluated(VARS["mig_boot_limit_seconds"], mig_boot_timeout_seconds=waits, **known) == seconds
+
+
+@pytest.mark.parametrize(
+    "failed, restarts",
+    [pytest.param({}, True, id="it has not looked yet"), pytest.param({"mig_plugin_failed": True}, False, id="it was late")],
+)
+def test_a_plugin_that_was_late_and_has_come_keeps_no_work_away(failed, restarts):
+    """The plan that says so would always ask for a restart, since the layouts have changed."""
+    task = yaml.safe_load((ROLE / "tasks/kubernetes/advertise.yml").read_text())[0]
+    restart = task["gpuops.remediation.device_plugin"]["restart"]
+    assert evaluated(restart, mig_gone=["MIG-1"], mig_changes=True, **failed) is restarts
 
 
 def refusals(*gpus, busy="wait", check=False, how="layout"):
@@ -89,3 +113,20 @@ def test_a_plan_that_told_of_no_gpu_is_a_refusal(told, errors):
 )
 def test_what_is_recorded_where_a_decommission_fails(gpus, left):
     assert evaluated(VARS["mig_left"], mig_gpus=gpus, mig_planned=[{"before": "before", "after": "wanted"}]) == left
+
+
+def test_nothing_is_recorded_of_a_node_that_left_meanwhile():
+    assert evaluated(VARS["mig_left"], mig_layout={"unreachable": True}, mig_gpus=[], mig_planned=[{"before": "before"}]) is None
+
+
+def test_a_gpu_that_waits_for_a_reset_is_not_as_wanted():
+    """Also once there is nothing left to do but the reset; then nothing is begun, and nothing called done."""
+    well = {"pci_bus_id": "0000:01:00.0", "changed": False, "error": None, "reset_required": False, "device_files": []}
+    first, again = {**well, "changed": True, "reset_required": True}, {**well, "pci_bus_id": "0000:02:00.0", "reset_required": True}
+    failed = {**well, "error": {"kind": "mig_busy"}}
+    drift = evaluated(VARS["mig_differing"], mig_gpus=[well, again, failed, first])
+    assert drift == [first, failed, again]
+    assert evaluated(VARS["mig_due"], gpuops_mig_drift=drift) == [first, failed]
+    assert evaluated(VARS["mig_cut"], mig_due=[first, {**well, "changed": True, "device_files": ["/proc/…/access"]}]) == [first]
+    assert evaluated(VARS["mig_waiting"], mig_gpus=[], mig_planned=[well, again]) == ["0000:02:00.0"]
+    assert evaluated(VARS["mig_waiting"], mig_gpus=[well], mig_planned=[again]) == []

@@ -86,7 +86,7 @@ def test_states_have_the_severity_that_the_policy_asks_for(alert, state):
 
 
 def test_rules_name_nothing_that_nobody_serves():
-    served = {value for name, value in vars(_names).items() if name.startswith(("METRIC_", "LABEL_XID", "LABEL_ERROR"))}
+    served = {value for name, value in vars(_names).items() if name.startswith(("METRIC_", "LABEL_XID", "LABEL_ERROR", "LABEL_SOURCE"))}
     served |= {*_names.LABELS_GPU, *_names.LABELS_GROUP, _names.LABEL_REMEDIATION, *WORDS}
     text = asyncio.run(Metrics(Ledger.open("sqlite://").figures).text()).decode()
     served |= set(re.findall(r"^gpuops_\w+", text, re.MULTILINE))
@@ -113,7 +113,7 @@ def test_jobs_are_the_ones_that_are_named():
 def test_only_what_a_node_can_be_asked_about_reaches_the_responder():
     """An alert without a node would be held, and people told of it twice."""
     ours = {name for name, rule in BY_ALERT.items() if rule["labels"].get(_names.LABEL_REMEDIATION) == _names.REMEDIATION}
-    assert ours == {rule["alert"] for rule in GPU_RULES if "alert" in rule} - {"GpuExporterDown", "GpuExporterAbsent"}
+    assert ours == {rule["alert"] for rule in GPU_RULES if "alert" in rule} - {"GpuExporterDown", "GpuSourceSilent", "GpuExporterAbsent"}
     assert all("by (node" in rule["expr"] or rule["expr"].startswith("gpuops:xid_events:recent") for rule in map(BY_ALERT.get, ours))
 
 

@@ -18,6 +18,7 @@ LABELS = {
     "app.kubernetes.io/name": "nvidia-device-plugin",
     "name": "nvidia-device-plugin-ds",
 }
+CONTAINERS = ("nvidia-device-plugin", "nvidia-device-plugin-ctr")  # the chart labels GPU feature discovery's pods like the plugin's
 
 
 def pod_on(node: str, pods: Iterable[Pod]) -> Pod | None:
@@ -25,6 +26,7 @@ def pod_on(node: str, pods: Iterable[Pod]) -> Pod | None:
     for pod in pods:
         labels = pod["metadata"].get("labels") or {}
         ours = any(labels.get(key) == value for key, value in LABELS.items())
+        ours = ours and any(container["name"] in CONTAINERS for container in pod["spec"]["containers"])
         if ours and pod["spec"].get("nodeName") == node and not pod["metadata"].get("deletionTimestamp"):
             return pod
     return None

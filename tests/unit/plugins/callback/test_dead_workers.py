@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from multiprocessing.context import ForkProcess
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from ansible.executor.process.worker import WorkerProcess
+from ansible_collections.gpuops.remediation.plugins.callback import dead_workers
 from ansible_collections.gpuops.remediation.plugins.callback.dead_workers import CallbackModule
 
 initialize = ForkProcess.__init__  # WorkerProcess's own wants a whole task
@@ -49,12 +51,16 @@ def callback():
     return callback
 
 
+def dead(callback):
+    return list(callback._dead().values())
+
+
 def test_where_the_strategy_looks_itself_nobody_is_kept(callback):
     """Each would keep the variables of its task, which are many."""
     callback._unheeded = False
     worker = ended(lambda: None)
     callback.v2_playbook_on_task_start(None, False)
-    assert not callback._workers
+    assert not callback._awaited
     worker.join()
 
 
@@ -73,7 +79,7 @@ def test_one_whose_place_is_another_s_is_not_forgotten(callback, end, counts):
     assert not worker.is_alive()
     worker.close()
     other = ended(lambda: None)
-    assert callback._dead() == ([worker] if counts else [])
+    assert dead(callback) == ([worker] if counts else [])
     other.close()
 
 
@@ -87,23 +93,60 @@ def test_only_where_the_strategy_does_not_look_itself(callback, monkeypatch, str
 
 @pytest.mark.parametrize("how", ["ok", "failed", "skipped", "unreachable"])
 def test_one_whose_result_has_come_keeps_nobody_waiting(callback, how):
-    """As one that dies while it exits, at the end of a play. The same task may be begun on the host again."""
+    """As one that dies while it exits, at the end of a play. The same task may be begun on the host again, as a handler's is."""
     worker = ended(killed)
+    assert dead(callback) == [worker]
     getattr(callback, f"v2_runner_on_{how}")(worker)
-    assert callback._dead() == []
-    callback.v2_runner_on_start(worker._host, worker._task)
-    assert callback._dead() == [worker]
+    assert dead(callback) == []
+    again = ended(killed)
+    assert dead(callback) == [again]
     worker.join()
+    again.join()
 
 
 def test_what_is_left_of_the_play_before_keeps_nobody_waiting(callback, monkeypatch):
     """Ansible kills what has not exited yet when a play is over, and lets it lie until the next worker starts."""
     monkeypatch.setattr(callback, "_thread", SimpleNamespace(ident=1))
     old = ended(killed)
-    callback.v2_runner_on_ok(old)
     callback.v2_playbook_on_play_start(SimpleNamespace(strategy="host_pinned"))
-    assert callback._dead() == []
+    assert dead(callback) == []
     new = ended(killed)
-    assert callback._dead() == [new]
+    assert dead(callback) == [new]
     old.join()
     new.join()
+    assert dead(callback) == [new] and not callback._past
+
+
+def test_one_that_ansible_closes_meanwhile_ends_no_watch(callback, monkeypatch):
+    class Closed(Worker):
+        looks = iter([True])
+
+        @property
+        def _popen(self):
+            return next(self.looks, None)
+
+    monkeypatch.setattr("multiprocessing.process._children", {Closed.__new__(Closed)})
+    assert [popen for popen, _worker in callback._children()] == [True]
+
+
+@pytest.mark.parametrize("seconds, ends", [(9, False), (10, True)])
+def test_what_is_heard_late_is_waited_for(callback, monkeypatch, seconds, ends):
+    """Whoever has to be heard may be, also where another has died in the meantime."""
+
+    class Over(Exception):
+        pass
+
+    looks = iter([{"one": "worker"}, {"one": "worker", "another": "worker 2"}])
+    clock = iter([100, 100 + seconds])
+    said = []
+
+    def sleep(_seconds):
+        if said or not looks.__length_hint__():
+            raise Over
+
+    monkeypatch.setattr(dead_workers, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: next(clock)))
+    monkeypatch.setattr(callback, "_dead", lambda: next(looks))
+    monkeypatch.setattr(callback, "_end", said.append)
+    with contextlib.suppress(Over):
+        callback._watch()
+    assert said == ([["worker"]] if ends else [])

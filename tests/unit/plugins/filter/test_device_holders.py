@@ -15,6 +15,10 @@ def given(pod_uid, *devices):
 
 
 def test_who_has_what():
+    """Whose GPU comes by a claim that the scheduler made is given none by the kubelet's device plugin."""
+    by_claim = pod("by-claim", limits={"nvidia.com/gpu": "1"})
+    mapping = {"containerName": "main", "resourceName": "nvidia.com/gpu", "requestName": "r"}
+    by_claim["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "made", "requestMappings": [mapping]}
     pods = [
         pod("infer", limits=MIG),
         pod("ending", limits=MIG, terminating=True),
@@ -22,6 +26,7 @@ def test_who_has_what():
         pod("static", annotations={"kubernetes.io/config.hash": "c0ffee"}, limits=MIG),
         pod("new", limits=MIG),
         pod("no-gpu"),
+        by_claim,
     ]
     allocations = [
         given("uid-infer", "MIG-1", "MIG-2"),

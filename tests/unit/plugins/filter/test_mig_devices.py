@@ -34,6 +34,7 @@ def test_what_it_will_have():
     planned = [
         {"uuid": "GPU-1", "after": {"mig": True, "instances": [instance("1g.18gb", (1, None))]}},
         {"uuid": "GPU-2", "after": None},
+        {"uuid": "GPU-3", "after": {"mig": False}, "error": {"once_free": {"mig": True, "instances": [instance("7g.141gb", (7, None))]}}},
     ]
-    gpus = [gpu("GPU-1", mig=False), gpu("GPU-2", mig=False)]
-    assert mig_devices(gpus, planned) == {"gpus": 1, "mig_devices": {"1g.18gb": 1}, "uuids": ["GPU-2"]}
+    gpus = [gpu("GPU-1", mig=False), gpu("GPU-2", mig=False), gpu("GPU-3", mig=False)]
+    assert mig_devices(gpus, planned) == {"gpus": 1, "mig_devices": {"1g.18gb": 1, "7g.141gb": 1}, "uuids": ["GPU-2"]}

@@ -34,7 +34,7 @@ def rules(api):
     return [thing for path, thing in api.objects.items() if path.startswith(RULES)]
 
 
-@pytest.mark.parametrize("gpu", ["GPU-a", "0000:19:00.0", ["GPU-gone", "0000:19:00.0"]])
+@pytest.mark.parametrize("gpu", ["GPU-a", "0000:19:00.0", ["GPU-a", "0000:99:00.0"]])
 def test_an_operators_own_use(api, gpu):
     """Without an incident nobody is asked; our taint is the default, and the diff shows the rule."""
     result = run(gpu=gpu)
@@ -59,7 +59,8 @@ def test_a_node_that_its_fence_tainted_is_named(api, monkeypatch):
     ledger = FakeLedger()
     monkeypatch.setattr(access, "open_ledger", lambda url, check_mode: ledger)
     assert run(gpu="GPU-a", incident_id="i-1")["node_parts"] == []
-    ledger.intend("i-1", "node/gpu-1/taint/gpu.unhealthy:NoSchedule", None, {})
+    for part in ("cordon", "taint/gpu.unhealthy:NoSchedule"):
+        ledger.intend("i-1", f"node/gpu-1/{part}", None, {})
     assert run(gpu="GPU-a", incident_id="i-1")["node_parts"] == ["taint/gpu.unhealthy:NoSchedule"]
 
 

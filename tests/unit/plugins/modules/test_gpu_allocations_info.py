@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.gpuops.remediation.plugins.modules import gpu_allocations_info
 from run_module import run_module
 
-# Two containers' entries as a kubelet writes them, two of network devices, and one in the form of Kubernetes before 1.20.
+# Entries as a kubelet writes them, two of network devices, and one in the form of Kubernetes before 1.20.
 ENTRIES = [
     {
         "PodUID": "a",
@@ -28,6 +28,7 @@ ENTRIES = [
         "DeviceIDs": ["MIG-1::0", "MIG-1::1"],
         "AllocResp": "",
     },
+    {"PodUID": "c", "ContainerName": "vm", "ResourceName": "nvidia.com/GB202_VGPU", "DeviceIDs": {"0": ["v1"]}, "AllocResp": ""},
 ]
 
 
@@ -45,16 +46,19 @@ def info(directory, **params):
 
 
 def test_who_has_what(tmp_path):
+    """A virtual GPU is given too: its pod waits for none. The layouts are measured by what NVIDIA's own plugin has registered."""
     registered = {
         "nvidia.com/gpu": ["GPU-2", "GPU-1"],
         "nvidia.com/mig-1g.18gb": None,
         "vendor.example/nic": ["n1"],
         "nvidia.com/hostdev": ["n2"],
+        "nvidia.com/GB202_VGPU": ["v1"],
     }
     result = write(tmp_path, json.dumps({"Data": {"PodDeviceEntries": ENTRIES, "RegisteredDevices": registered}, "Checksum": 3660592824}))
     assert result["allocations"] == [
         {"pod_uid": "a", "container": "app", "resource": "nvidia.com/gpu", "devices": ["GPU-1", "GPU-2"], "count": 2},
         {"pod_uid": "b", "container": "app", "resource": "nvidia.com/mig-1g.18gb", "devices": ["MIG-1"], "count": 2},
+        {"pod_uid": "c", "container": "vm", "resource": "nvidia.com/GB202_VGPU", "devices": ["v1"], "count": 1},
     ]
     assert result["registered"] == {"nvidia.com/gpu": ["GPU-1", "GPU-2"], "nvidia.com/mig-1g.18gb": []}
 

@@ -114,6 +114,25 @@ def test_waiting_for_room(run, monkeypatch):
     assert not run(**asked)["changed"]
 
 
+@pytest.mark.parametrize(
+    "wait_seconds, state", [pytest.param(2, "fenced_waiting", id="asks on"), pytest.param(0, "running", id="gives up")]
+)
+def test_who_gives_up_its_place(run, monkeypatch, wait_seconds, state):
+    inventory = {name: {"host": name} for name in ("gpu-1", "gpu-2", "gpu-3")}
+    first, second = (run(node=node, inventory=inventory, max_running=1)["incidents"][0]["id"] for node in ("gpu-1", "gpu-2"))
+    new = []
+
+    def arrives(seconds=0):
+        run(state="closed", incident_id=first)
+        new.append(run(node="gpu-3", inventory=inventory, max_running=1)["incidents"][0]["state"])
+
+    monkeypatch.setattr(opening.time, "sleep", arrives)
+    run(state="begun", incident_ids=[second], max_running=1, wait_seconds=wait_seconds)
+    if not new:
+        arrives()
+    assert new == [state]
+
+
 def test_a_group(run):
     group = {"kind": "controller", "name": "c1", "nodes": ["gpu-1", "gpu-2"]}
     assert run(group=group)["incidents"][0]["kind"] == "group"

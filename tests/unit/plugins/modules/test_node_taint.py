@@ -52,6 +52,14 @@ def test_each_node_has_its_own_incident(api, ledger):
     assert [row.status for row in ledger.rows] == ["reverted", "reverted"]
 
 
+def test_the_cordon_is_kept_where_it_is_asked_for(api, ledger):
+    run(nodes=[{"name": "gpu-1", "incident_id": "a"}])
+    ledger.intend("a", "node/gpu-1/cordon", False, True)
+    api.objects["/api/v1/nodes/gpu-1"]["spec"]["unschedulable"] = True
+    given_back = run(nodes=[{"name": "gpu-1", "incident_id": "a"}], state="absent", keep_cordon=True)
+    assert given_back["nodes"][0]["after"] == {"taints": [], "incidents": ["a"], "unschedulable": True}
+
+
 def test_forgetting(api, ledger):
     run(nodes=[{"name": "gpu-1", "incident_id": "a"}])
     forgotten = run(nodes=[{"name": "gpu-1", "incident_id": "a"}], state="forgotten")

@@ -188,3 +188,9 @@ def test_s10_while_an_mps_server_is_on_the_gpu_nothing_is_done(others, told, ser
 def test_allowed_holders_do_not_count(allowed, expected):
     assert counts(process(), allowed) is expected
     assert counts(process(executable=None, cgroup=None), ["train"]) is False
+
+
+def test_the_exporters_readers_are_no_holders_and_who_takes_their_name_is():
+    assert not counts(process(cgroup="/system.slice/gpuops-exporter.service"), [])
+    assert not counts(process(cgroup="/system.slice/gpuops-node-state.service"), [])
+    assert counts(process(cgroup="/user.slice/user-1000.slice/user@1000.service/gpuops-exporter.service"), [])

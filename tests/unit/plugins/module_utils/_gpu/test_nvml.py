@@ -127,6 +127,16 @@ def test_only_the_processes(monkeypatch):
     assert not {"nvmlDeviceGetEccMode", "nvmlDeviceGetMigMode", "nvmlDeviceGetFieldValues"} & set(asked)
 
 
+def test_without_a_word_about_processes_nobody_asks_for_them(monkeypatch):
+    """An empty list would say that nobody is there."""
+    monkeypatch.setattr(nvml, "pynvml", fake(nvmlDeviceGetComputeRunningProcesses_v3=[process(4711)]))
+    items = []
+    nvml.collect("libc.so.6", [], None, items.append)
+    [gpu] = records.from_nvml(items, None)[1]
+    assert (gpu.memory_used_bytes, gpu.processes, gpu.processes_source) == (644939776, [], None)
+    assert not [item for item in items if "Processes" in item.get("begins", "")]
+
+
 def test_a_healthy_gpu(monkeypatch):
     node, [gpu] = read(monkeypatch)
     assert node == {"driver_version": "580.159.04"}
@@ -274,14 +284,15 @@ def test_mig_instances_with_gaps_and_one_without_compute_instance(monkeypatch):
         nvmlDeviceGetName=lambda one: "NVIDIA H200" if one == "gpu" else b"NVIDIA H200 MIG 3g.71gb",
         nvmlDeviceGetGpuInstanceId=1,
         nvmlDeviceGetComputeInstanceId=lambda one: {"mig 0": 0, "mig 2": 1}[one],
+        nvmlDeviceGetMemoryInfo=SimpleNamespace(total=100, used=7),
         nvmlDeviceGetGpuInstanceProfileInfo=lambda _gpu, number: profile.get(number, FakeError(3)),
         nvmlDeviceGetGpuInstances=instances,
         nvmlGpuInstanceGetInfo=lambda one: SimpleNamespace(id=one),
     )
     assert gpu["mig"]["instances"] == [
-        {"uuid": "MIG-a", "gi": 1, "ci": 0, "profile": "3g.71gb"},
-        {"uuid": "MIG-b", "gi": 1, "ci": 1, "profile": "3g.71gb"},
-        {"uuid": None, "gi": 2, "ci": None, "profile": "3g.71gb"},
+        {"uuid": "MIG-a", "gi": 1, "ci": 0, "profile": "3g.71gb", "memory_total_bytes": 100, "memory_used_bytes": 7},
+        {"uuid": "MIG-b", "gi": 1, "ci": 1, "profile": "3g.71gb", "memory_total_bytes": 100, "memory_used_bytes": 7},
+        {"uuid": None, "gi": 2, "ci": None, "profile": "3g.71gb", "memory_total_bytes": None, "memory_used_bytes": None},
     ]
     assert gpu["errors"] == []
 

@@ -133,7 +133,7 @@ STARTED = {"state": "started", "outcome": None}
         pytest.param(
             QUARANTINE, stages(isolate=None, taint=None, evict=None, verify=None), {"overdue": True}, "held_for_human", "verify", id="never"
         ),
-        pytest.param(QUARANTINE, stages(verify={"outcome": "skipped"}), STANDS, "contained", "row", id="nothing to verify"),
+        pytest.param(QUARANTINE, stages(verify={"outcome": "skipped"}), STANDS, "held_for_human", "nothing was proven", id="not verified"),
     ],
 )
 def test_end_states(verdict, ended, facts, state, words):

@@ -45,13 +45,33 @@ def test_what_a_node_advertises():
 
 
 def test_the_plugins_pods():
+    """The chart's label is on more than the plugin's pods: GPU feature discovery and the MPS daemon have it too."""
+    chart = {"app.kubernetes.io/name": "nvidia-device-plugin"}
+    own = pod("own-name", labels=chart)
+    own["spec"]["containers"][0]["command"] = ["/usr/bin/nvidia-device-plugin", "--mig-strategy=mixed"]
     pods = [
-        pod("operator", labels={"app": "nvidia-device-plugin-daemonset"}),
-        pod("chart", labels={"app.kubernetes.io/name": "nvidia-device-plugin"}),
-        pod("going", labels={"name": "nvidia-device-plugin-ds"}, terminating=True),
-        pod("other", labels={"app": "train"}),
+        pod("discovery", labels=chart, container="gpu-feature-discovery-ctr"),
+        pod("mps", labels=chart, container="mps-control-daemon-ctr"),
+        pod("operator", labels={"app": "nvidia-device-plugin-daemonset"}, container="nvidia-device-plugin"),
+        pod("chart", labels=chart, container="nvidia-device-plugin-ctr"),
+        own,
+        pod("going", labels={"name": "nvidia-device-plugin-ds"}, container="nvidia-device-plugin-ctr", terminating=True),
+        pod("failed", labels={"name": "nvidia-device-plugin-ds"}, container="nvidia-device-plugin-ctr", phase="Failed"),
+        pod("other", labels={"app": "train"}, container="nvidia-device-plugin-ctr"),
     ]
-    assert [one["metadata"]["name"] for one in advertised.plugin_pods(pods, advertised.PLUGIN_LABELS)] == ["operator", "chart"]
+    assert [one["metadata"]["name"] for one in advertised.plugin_pods(pods, advertised.PLUGIN_LABELS)] == ["operator", "chart", "own-name"]
+
+
+def test_a_label_of_one_s_own_needs_no_container_s_name():
+    chart = {"app.kubernetes.io/name": "nvidia-device-plugin"}
+    pods = [
+        pod("wrapped", labels={"app": "gpu-plugin"}, container="main"),
+        pod("both", labels={"app": "gpu-plugin", **chart}, container="main"),
+        pod("discovery", labels=chart, container="gpu-feature-discovery-ctr"),
+        pod("other", labels={"app": "train"}, container="main"),
+    ]
+    labels = ["app=gpu-plugin", "app.kubernetes.io/name=nvidia-device-plugin"]
+    assert [one["metadata"]["name"] for one in advertised.plugin_pods(pods, labels)] == ["wrapped", "both"]
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,26 @@ def test_an_account_that_may_not_make_rules(world):
     assert world.changes(*fences) == [("reverted", None)] * 2
 
 
+def test_a_refusal_that_cannot_be_recorded_ends_nobody_s_fence(world, monkeypatch):
+    for name in ("gpu-1", "gpu-2"):
+        world.node(name)
+    fences = [world.fence("gpu-1"), world.fence("gpu-2")]
+
+    def refuse(method, path, body):
+        if method == "POST" and body["spec"]["deviceSelector"]["pool"] == "gpu-1":
+            raise Forbidden("POST: 403", status=403)
+        notice(method, path, body)
+
+    def away(*arguments, **options):
+        raise LedgerUnavailable("it is locked")
+
+    world.api.before = refuse
+    monkeypatch.setattr(world.ledger, "disown", away)
+    refused, fenced = world.fence_all(*fences)
+    assert (refused, fenced["error"]) == (None, None)
+    assert world.tainted() == [("gpu-2", "gpu-0")]
+
+
 def test_one_nodes_trouble_is_its_own(world):
     """And no reason to taint more of it than was asked."""
     for name in ("new", "gpu-1"):

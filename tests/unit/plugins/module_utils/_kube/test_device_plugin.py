@@ -20,13 +20,14 @@ NODE = "/api/v1/nodes/gpu-1"
 PODS = "/api/v1/namespaces/default/pods"
 MIG = "nvidia.com/mig-3g.71gb"
 OURS = {"key": "gpuops.remediation/mig-change", "value": "", "effect": "NoSchedule"}
+LABELS = {"app": "nvidia-device-plugin-daemonset"}
 READY = ({"type": "Ready", "status": "True"},)
 
 
 class World:
     """A node that advertises `told`. `comes` says what a new pod of the plugin is like, None that there is none."""
 
-    def __init__(self, told, *, tolerates=True, comes=READY, advertises=None, pods=1):
+    def __init__(self, told, *, capacity=None, tolerates=True, comes=READY, advertises=None, pods=1):
         self.clock = Clock()
         self.clock.on_sleep = self.later
         self.api = FakeApi(self.clock)
@@ -35,16 +36,16 @@ class World:
         self.tolerations = [{"operator": "Exists"}] if tolerates else []
         self.pods = 0
         self.gone = False
-        self.put_node(told)
+        self.put_node(told, capacity)
         for _number in range(pods):
             self.put_pod(READY)
 
-    def put_node(self, told):
-        self.api.put(NODE, {"metadata": {"name": "gpu-1"}, "spec": {}, "status": {"allocatable": told, "capacity": told}})
+    def put_node(self, told, capacity=None):
+        self.api.put(NODE, {"metadata": {"name": "gpu-1"}, "spec": {}, "status": {"allocatable": told, "capacity": capacity or told}})
 
     def put_pod(self, conditions):
         self.pods += 1
-        thing = pod(f"plugin-{self.pods}", node="gpu-1", labels={"app": "nvidia-device-plugin-daemonset"}, tolerations=self.tolerations)
+        thing = pod(f"plugin-{self.pods}", node="gpu-1", labels=LABELS, tolerations=self.tolerations, container="nvidia-device-plugin")
         thing["spec"]["containers"][0]["env"] = [{"name": "MIG_STRATEGY", "value": "mixed"}]
         thing["status"]["conditions"] = conditions
         self.api.put(f"{PODS}/plugin-{self.pods}", thing)
@@ -78,9 +79,54 @@ def test_the_pod_is_restarted_where_the_node_advertises_something_else():
     assert [method for method, _path, _body in world.api.writes()] == ["DELETE"]
 
 
+def test_another_pod_with_the_plugins_label_is_left_alone():
+    world = World({MIG: "1"}, advertises={MIG: "2"})
+    world.api.put(f"{PODS}/discovery", pod("discovery", node="gpu-1", labels=LABELS, container="gpu-feature-discovery-ctr"))
+    world.api.objects = dict(sorted(world.api.objects.items()))  # as a server lists them
+    assert world.advertise().after.show()["pod"]["name"] == "plugin-2"
+    assert [path for _method, path, _body in world.api.writes()] == [f"{PODS}/plugin-1"]
+
+
 def test_nothing_where_it_advertises_what_is_there():
     world = World({MIG: "2"})
     assert world.advertise().steps == [] and world.api.writes() == []
+
+
+@pytest.mark.parametrize("told, missing", [({MIG: "1"}, 1), ({MIG: "0"}, 2)])
+def test_what_the_plugin_took_out_is_not_put_back_by_a_restart(told, missing):
+    world = World(told, capacity={MIG: "2"})
+    outcome = world.advertise()
+    assert outcome.steps == [] and world.api.writes() == [] and outcome.after.show()["unhealthy"] == {MIG: missing}
+
+
+@pytest.mark.parametrize(
+    "told, capacity",
+    [
+        pytest.param({MIG: "1"}, {MIG: "1"}, id="fewer"),
+        pytest.param({MIG: "1", "nvidia.com/gpu": "1"}, {MIG: "2", "nvidia.com/gpu": "1"}, id="something else too"),
+    ],
+)
+def test_what_the_plugin_does_not_know_takes_a_restart(told, capacity):
+    assert len(World(told, capacity=capacity, advertises={MIG: "2"}).advertise().steps) == 1
+
+
+def test_one_that_is_taken_out_meanwhile_keeps_nobody_waiting():
+    """What the node had before keeps its capacity for some minutes, and is no device."""
+    world = World({"nvidia.com/gpu": "1"})
+    world.put_node = lambda _told: World.put_node(world, {MIG: "1", "nvidia.com/gpu": "0"}, {MIG: "2", "nvidia.com/gpu": "1"})
+    world.advertises = True
+    after = world.advertise().after.show()
+    assert (after["resources"], after["unhealthy"]) == ({MIG: 1}, {MIG: 1})
+
+
+def test_capacity_alone_is_no_word_of_a_new_plugin():
+    """It is what the old one left."""
+    world = World({MIG: "2"})
+    world.put_node = lambda _told: World.put_node(world, {MIG: "0"}, {MIG: "2"})
+    world.advertises = True
+    with pytest.raises(RemediationError) as refused:
+        world.advertise(restart=True)
+    assert refused.value.kind == "not_advertised"
 
 
 def test_as_many_that_are_others():
@@ -114,6 +160,7 @@ def test_check_mode_asks_the_server_whether_it_could():
             id="would not come back",
         ),
         pytest.param({"pods": 0}, {"strategy": "mixed"}, "plugin_missing", "no pod of the device plugin", id="no pod"),
+        pytest.param({"pods": 2}, {"strategy": "mixed"}, "plugin_unfit", "default/plugin-1, default/plugin-2", id="two"),
         pytest.param({"pods": 0}, {}, "strategy_unfit", "tells the MIG strategy", id="no strategy"),
     ],
 )

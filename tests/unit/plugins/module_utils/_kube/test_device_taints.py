@@ -58,13 +58,24 @@ BY_ADDRESS = resource_slice("gpu-1", {"card": {"pciBusID": ADDRESS}}, driver="gp
         pytest.param(
             [resource_slice("gpu-1", {"gpu-0": {"uuid": "GPU-a"}, "gpu-1": {"uuid": "GPU-b", "pciBusID": ADDRESS}})], ["gpu-0"], id="moved"
         ),
-        pytest.param([resource_slice("gpu-1", {"gpu-1": {"uuid": "GPU-b", "pciBusID": ADDRESS}})], ["gpu-1"], id="its UUID is nowhere"),
+        pytest.param([resource_slice("gpu-1", {"gpu-1": {"uuid": "GPU-b", "pciBusID": ADDRESS}})], [], id="lost, and its address moved on"),
+        pytest.param(
+            [resource_slice("gpu-1", {"gpu-1": {"uuid": "GPU-b", "pciBusID": ADDRESS}}), BY_ADDRESS],
+            [],
+            id="moved on, and a driver says nothing but the address",
+        ),
+        pytest.param([BY_ADDRESS], ["card"], id="nobody says a UUID"),
     ],
 )
 def test_all_that_goes_by_any_of_its_names(slices, found):
     devices = parse_devices(slices)
     for gpu in (["GPU-a", ADDRESS], [ADDRESS, "GPU-a"]):
         assert sorted(device.id.device for device in devices_of(devices, "gpu-1", gpu)) == found
+
+
+def test_who_knows_the_address_alone_goes_by_it():
+    devices = parse_devices([resource_slice("gpu-1", {"gpu-1": {"uuid": "GPU-b", "pciBusID": ADDRESS}})])
+    assert [device.id.device for device in devices_of(devices, "gpu-1", [ADDRESS])] == ["gpu-1"]
 
 
 def test_of_a_pool_only_the_newest_generation():

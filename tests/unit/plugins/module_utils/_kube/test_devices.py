@@ -20,7 +20,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors im
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.permit import Incident, Permit
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.resources import ResourceApi
-from kube_fakes import Clock, FakeApi, FakeLedger, claim, resource_slice, serve_devices
+from kube_fakes import Clock, FakeApi, FakeLedger, claim, pod, resource_slice, serve_devices
 from ledgers import by_hand
 
 NODE = "/api/v1/nodes/gpu-1"
@@ -147,15 +147,24 @@ def test_not_alone(world, gpu, why):
     assert (world.api.writes(), world.ledger.rows) == ([], [])
 
 
+def test_a_healthy_gpu_at_the_address_of_the_lost_one_is_left_alone():
+    """As after a reboot without it, where the buses are numbered anew: the node is to be tainted."""
+    world = World(devices={"gpu-2": {"uuid": "GPU-4", "pciBusID": "0000:19:00.0"}})
+    with pytest.raises(DeviceNotTaintable, match="no ResourceSlice has GPU-3 or 0000:19:00"):
+        world.writer().present(["GPU-3", "0000:19:00.0"], OURS)
+    assert world.api.writes() == []
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/pgpu"])
 @pytest.mark.parametrize("first", ["plugin", "rule"])
 @pytest.mark.parametrize("amount", ["8", pytest.param("0", id="a plugin that starts anew")])
-def test_not_alone_beside_a_device_plugin(amount, first):
+def test_not_alone_beside_a_device_plugin(resource, amount, first):
     """Whichever came first; a rule that stands is kept until the release."""
     world = World()
     if first == "rule":
         world.writer().present(["GPU-3"], OURS)
-    world.put_node(capacity={"nvidia.com/gpu": amount, "cpu": "8"})
-    with pytest.raises(DeviceNotTaintable, match="a device plugin hands out nvidia"):
+    world.put_node(capacity={resource: amount, "cpu": "8"})
+    with pytest.raises(DeviceNotTaintable, match=f"a device plugin hands out {resource}"):
         world.writer().present(["GPU-3"], OURS)
     assert world.devices() == (["gpu-3"] if first == "rule" else [])
 
@@ -391,6 +400,33 @@ def test_a_rule_that_nobody_acts_on_is_no_quarantine(version, heard):
         assert world.clock.time >= 10
 
 
+@pytest.mark.parametrize("incident", ["a", ""])
+def test_a_rule_that_a_human_deletes_before_it_is_noticed(incident):
+    """S6: the node is not tainted for it."""
+    world = World(devices={f"mig-{part}": {"parentUUID": "GPU-a"} for part in range(2)})
+    writer = world.writer(incident=incident)
+    first, second = writer.present(["GPU-a"], OURS).after
+    world.clock.on_sleep = lambda: world.api.objects.pop(f"{RULES}/{first}", None)
+    with pytest.raises(HumanOverride, match=f"undid {first} on .*" + (f"In force still: {second}" if incident else "")):
+        writer.noticed([first, second])
+    assert world.clock.time < 1
+
+
+def test_a_rule_that_went_with_its_node_was_deleted_by_nobody():
+    world = World()
+    writer = world.writer(uid="u1")
+    rules = writer.present(["GPU-3"], OURS).after
+
+    def recreated():
+        world.put_node(uid="u2")
+        for path in world.rules():
+            world.api.objects.pop(path)
+
+    world.clock.on_sleep = recreated
+    with pytest.raises(NodeRecreated):
+        writer.noticed(rules)
+
+
 def test_an_operators_own_use():
     world = World()
     world.writer(incident="").present(["GPU-3"], OURS)
@@ -400,17 +436,17 @@ def test_an_operators_own_use():
 
 
 class TestHolders:
+    CLAIMANTS = (pod("u1", claims={"gpu": "a"}), pod("u2", claims={"gpu": "b"}))
+
     def world(self):
         world = World()
         world.api.put("/apis/resource.k8s.io/v1/resourceclaims/a", claim("a", "gpu-1", "gpu-3", pods=["u1"]))
         world.api.put("/apis/resource.k8s.io/v1/resourceclaims/b", claim("b", "gpu-1", "gpu-4", pods=["u2"]))
         return world
 
-    def uids(self, world, gpu="GPU-3", **options):
-        writer, resources = world.parts(**options)
-        return DeviceHolders(writer, resources, [gpu]).uids(
-            NodeWriter(world.api, Permit("gpu-1"), world.clock.deadline()).read(), ["default"]
-        )
+    def uids(self, world, *gpu, pods=CLAIMANTS):
+        writer, resources = world.parts()
+        return DeviceHolders(writer, resources, gpu or ["GPU-3"]).uids("gpu-1", pods)
 
     def test_certain_by_the_claims(self):
         world = self.world()
@@ -419,10 +455,44 @@ class TestHolders:
             "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
         ], "not those of the whole cluster"
 
+    def test_claims_are_read_where_the_node_s_pods_have_some(self):
+        world = self.world()
+        by_count, elsewhere = pod("c"), pod("d")
+        by_count["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "made"}
+        for each, namespace in ((by_count, "batch"), (elsewhere, "kube-system")):
+            each["metadata"]["namespace"] = namespace
+        self.uids(world, pods=[*self.CLAIMANTS, by_count, elsewhere])
+        read = [path.split("/")[-2] for _method, path, _body in world.api.requests if path.endswith("resourceclaims")]
+        assert read == ["batch", "default"]
+
     def test_certain_without_rules_too(self):
         world = self.world()
         world.api.objects.pop("/apis/resource.k8s.io/v1beta2")
         assert self.uids(world) == {"u1": True}
+
+    @pytest.mark.parametrize("how", ["not served", "forbidden"])
+    def test_certain_where_our_rule_can_no_longer_be_read(self, how):
+        world = self.world()
+        world.writer().present(["GPU-3"], OURS)
+
+        def refuse(method, path, body):
+            if "devicetaintrules" in path:
+                raise Forbidden(f"{method} {path}: 403", status=403)
+
+        if how == "forbidden":
+            world.api.before = refuse
+        else:
+            world.api.objects.pop("/apis/resource.k8s.io/v1beta2")
+        assert self.uids(world) == {"u1": True}
+
+    @pytest.mark.parametrize("also", [(), (pod("p", limits={"nvidia.com/gpu": "1"}),)])
+    def test_a_human_who_gave_the_gpu_back_ends_the_eviction(self, also):
+        """S6."""
+        world = self.world()
+        [name] = world.writer().present(["GPU-3"], OURS).after
+        world.api.objects.pop(f"{RULES}/{name}")
+        with pytest.raises(HumanOverride):
+            self.uids(world, pods=[*self.CLAIMANTS, *also])
 
     def test_certain_by_our_rule_where_the_driver_lists_it_no_more(self):
         world = self.world()
@@ -437,9 +507,37 @@ class TestHolders:
         world.api.put(SLICE, resource_slice("gpu-1", {"gpu-3": {"uuid": "GPU-4"}, **elsewhere}))
         assert self.uids(world) == uids
 
-    def test_nobody_can_tell(self):
+    def test_whoever_holds_the_gpu_at_its_address_by_now_is_left_alone(self):
         world = self.world()
-        assert self.uids(world, gpu="GPU-other") is None
-        world.writer().present(["GPU-3"], OURS)
-        world.put_node(capacity={"nvidia.com/gpu": "8"})
-        assert self.uids(world) is None, "our rule speaks of the driver's claims only"
+        world.api.put(SLICE, resource_slice("gpu-1", {"gpu-3": {"uuid": "GPU-4", "pciBusID": "0000:19:00.0"}}))
+        assert self.uids(world, "GPU-3", "0000:19:00.0") is None
+
+    def test_nobody_can_tell(self):
+        assert self.uids(self.world(), "GPU-other") is None
+
+    @pytest.mark.parametrize(
+        "limits, certain",
+        [
+            pytest.param({"nvidia.com/gpu": "1"}, False, id="a device plugin gave it one"),
+            pytest.param({"nvidia.com/hostdev": "1"}, True, id="of something else"),
+            pytest.param({"nvidia.com/gpu": "0"}, True, id="of none"),
+        ],
+    )
+    @pytest.mark.parametrize("rule", [True, False])
+    def test_certain_unless_a_pod_has_a_gpu_by_count(self, rule, limits, certain):
+        """What the node's capacity says does not count: it is 0 long after a plugin was removed for good."""
+        world = self.world()
+        if rule:
+            world.writer().present(["GPU-3"], OURS)
+        world.put_node(capacity={"nvidia.com/gpu": "0"})
+        assert self.uids(world, pods=[*self.CLAIMANTS, pod("p", limits=limits)]) == ({"u1": not rule} if certain else None)
+
+    def test_certain_where_the_scheduler_made_a_claim_of_the_count(self):
+        by_count, both = (pod(name, limits={"nvidia.com/gpu": "1"}) for name in "cd")
+        both["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/mig-1g.18gb"] = "1"
+        for each in (by_count, both):
+            mapping = {"containerName": "main", "resourceName": "nvidia.com/gpu", "requestName": "container-0-request-0"}
+            each["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "made", "requestMappings": [mapping]}
+        done = pod("e", limits={"nvidia.com/gpu": "1"}, phase="Succeeded")
+        assert self.uids(self.world(), pods=[*self.CLAIMANTS, by_count, done]) == {"u1": True}
+        assert self.uids(self.world(), pods=[*self.CLAIMANTS, both]) is None

@@ -105,10 +105,8 @@ class Claims:
 
     def __init__(self, *answers):
         self.answers = list(answers)
-        self.namespaces = []
 
-    def uids(self, node, namespaces):
-        self.namespaces.append(set(namespaces))
+    def uids(self, node, pods):
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
@@ -134,16 +132,6 @@ def test_who_came_later_goes_unless_the_claim_tolerates_the_device(tolerates):
         assert names(drain.run()["evicted"]) == ["a", "late"]
 
 
-def test_claims_are_read_where_the_node_s_pods_have_some():
-    by_count, elsewhere = pod("c"), pod("d")
-    by_count["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "made"}
-    for each, namespace in ((by_count, "batch"), (elsewhere, "kube-system")):
-        each["metadata"]["namespace"] = namespace
-    claims = Claims({})
-    World(pod("a", claims={"gpu": "c1"}), by_count, elsewhere).drain(Selection("gpu"), holders=claims).look()
-    assert claims.namespaces == [{"default", "batch"}]
-
-
 def test_without_claims_it_is_a_guess():
     world = World(pod("a"), pod("c", limits={"nvidia.com/gpu": "1"}))
     report = world.drain(Selection("gpu"), holders=Claims(None)).run()
@@ -154,7 +142,7 @@ def test_without_claims_it_is_a_guess():
 def test_what_was_certain_is_never_guessed_again():
     world = World(pod("a"), pod("c", limits={"nvidia.com/gpu": "1"}))
     world.evictions["a"] = 20
-    with pytest.raises(EvictIncomplete, match="no longer be read"):
+    with pytest.raises(EvictIncomplete, match="no longer be told"):
         world.drain(Selection("gpu"), holders=Claims({"uid-a": False}, None)).run()
     assert [name for _time, name in world.asked] == ["a"]
 

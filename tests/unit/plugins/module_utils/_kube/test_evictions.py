@@ -28,6 +28,7 @@ MIG = {"nvidia.com/mig-3g.71gb": "1"}
     [
         pytest.param(pod("p", limits=GPU), "gpu", True, False, id="S11: requests a GPU"),
         pytest.param(pod("p", limits=MIG), "gpu", True, False, id="S11: requests a MIG instance"),
+        pytest.param(pod("p", limits={"nvidia.com/pgpu": "1"}), "gpu", True, False, id="S11: requests a GPU for a virtual machine"),
         pytest.param(pod("p", limits={"nvidia.com/gpu": "0"}), "gpu", False, False, id="S11: requests none"),
         pytest.param(pod("p", limits={"nvidia.com/hostdev": "1"}), "gpu", False, False, id="S11: requests a network device of NVIDIA's"),
         pytest.param(pod("p", init_limits=GPU), "gpu", True, False, id="S11: an init container requests it"),
@@ -130,6 +131,9 @@ def test_claims():
     assert claims(made) == ["default/c1"]
     made["status"]["resourceClaimStatuses"] = [{"name": "templated", "resourceClaimName": "p-t-xyz"}]
     assert claims(made) == ["default/c1", "default/p-t-xyz"]
+    by_count = pod("q")
+    by_count["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "q-extended-resources-abc"}
+    assert claims(by_count) == ["default/q-extended-resources-abc"]
 
 
 def budget(selector, allowed, namespace="default"):

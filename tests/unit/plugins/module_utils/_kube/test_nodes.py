@@ -328,6 +328,24 @@ def test_cordon(admin_before):
     assert world.api.objects[PATH]["spec"].get("unschedulable", False) is admin_before
 
 
+def test_the_taint_alone_is_given_back():
+    """The cordon is undone by the release; until then the node says whose it is."""
+    world = World()
+    world.writer().present([OURS])
+    world.writer().present(cordon=True)
+    world.writer().release(keep_cordon=True)
+    assert (world.api.objects[PATH]["spec"], world.incidents()) == ({"taints": [], "unschedulable": True}, '["a"]')
+    world.writer().release()
+    assert (world.api.objects[PATH]["spec"].get("unschedulable", False), world.incidents()) == (False, None)
+
+
+def test_without_a_cordon_the_name_goes_with_the_taint():
+    world = World()
+    world.writer().present([OURS])
+    world.writer().release(keep_cordon=True)
+    assert (world.taints(), world.incidents()) == ([], None)
+
+
 def test_a_taint_never_writes_the_cordon():
     """S6: an admin's cordon during the incident survives the release."""
     world = World()

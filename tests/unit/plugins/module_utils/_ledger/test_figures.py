@@ -11,7 +11,7 @@ NOBODY = {"contained": 0, "fenced_waiting": 0, "held_for_human": 0, "quarantined
 
 
 def test_a_new_ledger(ledger):
-    assert ledger.figures() == Figures("observe", False, None, None, None, NOBODY)
+    assert ledger.figures() == Figures("observe", False, None, None, None, NOBODY, 0, None)
 
 
 def test_what_has_happened(ledger, clock):
@@ -34,6 +34,21 @@ def test_what_has_happened(ledger, clock):
     figures = ledger.figures()
     assert (figures.mode, figures.breaker_tripped, figures.outbox_since) == ("act", True, since)
     assert figures.open_incidents == {**NOBODY, "running": 1}
+
+
+def test_what_nobody_ends_and_who_waits(ledger, clock):
+    """Waiting is counted from when it began, and what waits has all its time yet."""
+    first = opened(ledger, by_hand(node="gpu-0", uid="uid-0"))
+    clock.on(100)
+    since = clock.now
+    second = ledger.open_incident(by_hand(node="gpu-1", uid="uid-1", now=since), max_running=1).record["id"]
+    clock.on(620)
+    assert (ledger.figures().overdue, ledger.figures().waiting_since) == (1, since)
+    clock.on(720)
+    assert ledger.figures().overdue == 1, "the other one waits"
+    ledger.close_incident(first, "held_for_human")
+    ledger.begin([second], max_running=1)
+    assert (ledger.figures().overdue, ledger.figures().waiting_since) == (0, None)
 
 
 def test_only_the_last_reconcile_is_kept_and_it_is_no_setting(ledger, clock):

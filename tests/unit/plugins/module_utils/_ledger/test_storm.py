@@ -59,11 +59,17 @@ def test_many_new_ones_are_what_one_at_a_time_would_be(ledger, url, tmp_path, cl
 
 
 def test_beyond_the_capacity_they_wait_and_people_are_told_once(ledger):
-    states = [one["state"] for one in opened(ledger, *[raw(number) for number in range(5)], max_running=2)]
-    assert states == ["running"] * 2 + ["fenced_waiting"] * 3
+    """The oldest do not, in whatever order the alerts came."""
+    storm = [raw(number, starts=f"2026-11-29T11:59:{30 - number}Z") for number in range(5)]
+    states = [one["state"] for one in opened(ledger, *storm, max_running=2)]
+    assert states == ["fenced_waiting"] * 3 + ["running"] * 2
     [told] = ledger.claim_notifications()
-    assert (told["topic"], told["payload"]["nodes"]) == ("fenced_waiting", ["gpu-2", "gpu-3", "gpu-4"])
+    assert (told["topic"], told["payload"]["nodes"]) == ("fenced_waiting", ["gpu-0", "gpu-1", "gpu-2"])
     assert [one["state"] for one in opened(ledger, raw(5), max_running=2)] == ["fenced_waiting"]
+    assert [one["state"] for one in opened(ledger, raw(6), raw(7, starts="2026-11-29T11:59:31Z"), max_running=7)] == [
+        "running",
+        "fenced_waiting",
+    ], "behind those that wait"
 
 
 @pytest.mark.parametrize(

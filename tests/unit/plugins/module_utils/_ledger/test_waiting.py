@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import from_group
@@ -17,7 +18,7 @@ from ledgers import GPU, NOON, by_hand, opened
 
 def waiting(ledger, number, gpu=None):
     """An incident of a node that waits, since gpu-0 is being worked on."""
-    record = ledger.open_incident(by_hand(gpu, node=f"gpu-{number}", uid=f"uid-{number}"), max_running=1).record
+    record = ledger.open_incident(by_hand(gpu, node=f"gpu-{number}", uid=f"uid-{number}", now=ledger.now()), max_running=1).record
     assert record["state"] == "fenced_waiting"
     return record["id"]
 
@@ -86,6 +87,173 @@ def test_what_is_taken_up_anew_waits_like_any_other(ledger, first):
     assert (record["state"], ledger.overview()["waiting"]) == ("fenced_waiting", [second])
     [told] = [one["payload"] for one in ledger.claim_notifications() if one["topic"] == "fenced_waiting"]
     assert told["incident_ids"] == [second]
+
+
+def ended(ledger, clock, incident_id):
+    ledger.close_incident(incident_id, "no_action", "over")
+    clock.on(1)
+
+
+@pytest.mark.parametrize(
+    "later, who",
+    [
+        pytest.param(0, "second", id="its run has not got so far as to ask"),
+        pytest.param(59, "second", id="nor within a minute"),
+        pytest.param(61, "third", id="its run has died: it keeps nobody waiting"),
+    ],
+)
+def test_whoever_waits_longest_begins_first(ledger, first, clock, later, who):
+    ids = {"second": waiting(ledger, 2)}
+    clock.on(1)
+    ids["third"] = waiting(ledger, 1)
+    ended(ledger, clock, first)
+    clock.on(later - 2)
+    began = [name for name in ("third", "second") if ledger.begin([ids[name]], max_running=1)[0]]
+    assert began == [who]
+
+
+def test_a_new_fault_goes_behind_those_that_wait(ledger, first, clock):
+    """Unless there is room for all of them."""
+    second = waiting(ledger, 1)
+    ended(ledger, clock, first)
+    new = ledger.open_incident(by_hand(node="gpu-2", uid="uid-2", now=clock.now), max_running=1).record
+    assert new["state"] == "fenced_waiting"
+    beside = ledger.open_incident(by_hand(GPU, node="gpu-1", uid="uid-1", now=clock.now), max_running=1).record
+    assert beside["state"] == "running", "the first in line, whichever of its faults"
+    assert ledger.begin([second], max_running=1)[0]
+    assert ledger.open_incident(by_hand(node="gpu-3", uid="uid-3", now=clock.now), max_running=3).record["state"] == "running"
+
+
+@pytest.mark.parametrize("asks_again", [True, False])
+def test_who_asks_on_keeps_its_place_and_who_gives_up_leaves_it(ledger, first, clock, asks_again):
+    second = waiting(ledger, 1)
+    for _minute in range(3):
+        clock.on(50)
+        ledger.begin([second], max_running=1, asks_again=asks_again)
+    ended(ledger, clock, first)
+    new = ledger.open_incident(by_hand(node="gpu-2", uid="uid-2", now=clock.now), max_running=1).record
+    assert new["state"] == ("fenced_waiting" if asks_again else "running")
+
+
+def test_reconcile_puts_the_oldest_in_front_again(ledger, first, clock):
+    """A run has left it; what came since is behind it from when reconcile takes it up."""
+    second = waiting(ledger, 2)
+    ledger.begin([second], max_running=1)
+    clock.on(10)
+    third = waiting(ledger, 1)
+    assert ledger.overview()["waiting"] == [second, third]
+    ledger.reopen(second, max_running=1)
+    ended(ledger, clock, first)
+    assert not ledger.begin([third], max_running=1, asks_again=True)[0]
+    assert ledger.begin([second], max_running=1)[0]
+
+
+def test_what_is_over_time_and_nobody_s_keeps_no_room(ledger, first, clock):
+    second = waiting(ledger, 1)
+    clock.on(700)
+    token = ledger.take_lock("gpu-0", "a run that is about to end it")
+    clock.on(20)
+    assert not ledger.begin([second], max_running=1)[0]
+    ledger.release_lock("gpu-0", token)
+    assert ledger.begin([second], max_running=1)[0]
+    assert ledger.overview()["overdue"] == [first]
+
+
+@pytest.mark.parametrize(
+    "later, stands, state",
+    [
+        pytest.param(719, False, "running", id="it has time left"),
+        pytest.param(721, False, "held_for_human", id="nothing was done"),
+        pytest.param(721, True, "quarantined_overdue", id="a fence stands"),
+    ],
+)
+def test_what_nobody_could_work_on_ends_with_its_time(ledger, first, clock, later, stands, state):
+    """S16, S12."""
+    if stands:
+        ledger.intend(first, "node/gpu-0/taint/x", None, {})
+    clock.on(later)
+    changed, record = ledger.close_incident(first, overdue_because="the disk is full")
+    assert (changed, record["state"]) == (state != "running", state)
+    assert not changed or "the disk is full" in record["reason"]
+    assert not ledger.close_incident(first, overdue_because="again")[0]
+
+
+def test_what_waits_is_not_over_time(ledger, first, clock):
+    second = waiting(ledger, 1)
+    clock.on(721)
+    assert ledger.close_incident(second, overdue_because="the disk is full")[1]["state"] == "fenced_waiting"
+
+
+def told(ledger):
+    """The pages about those that wait which are due now; they are sent."""
+    pages = [one for one in ledger.claim_notifications() if one["topic"] == "fenced_waiting"]
+    ledger.notifications_sent([one["id"] for one in pages])
+    return [one["payload"]["nodes"] for one in pages]
+
+
+def test_people_are_told_of_who_comes_later(ledger, first, clock):
+    """Once in ten minutes, with all that wait then."""
+    ids = [waiting(ledger, number) for number in (1, 2)]
+    assert told(ledger) == [["gpu-1", "gpu-2"]]
+    clock.on(60)
+    ids += [waiting(ledger, number) for number in (3, 4)]
+    clock.on(530)
+    assert told(ledger) == []
+    ended(ledger, clock, first)
+    for incident_id in (ids[0], ids[2]):
+        assert ledger.begin([incident_id], max_running=2)[0]
+    clock.on(10)
+    assert told(ledger) == [["gpu-2", "gpu-4"]], "without those that have begun"
+    waiting(ledger, 2, GPU)
+    clock.on(601)
+    assert told(ledger) == [["gpu-2", "gpu-4"]], "another fault of a node that waits"
+    clock.on(601)
+    assert told(ledger) == [], "nobody new"
+
+
+def test_a_page_that_is_held_back_is_not_late(ledger, first, clock):
+    """Nor is it once it has been tried: what counts is since when it could have been sent."""
+    waiting(ledger, 1)
+    assert told(ledger) == [["gpu-1"]]
+    due = clock.now + timedelta(seconds=600)
+    waiting(ledger, 2)
+    clock.on(599)
+    assert ledger.figures().outbox_since is None
+    clock.on(2)
+    assert ledger.figures().outbox_since == due
+    assert ledger.claim_notifications()
+    assert ledger.figures().outbox_since == due
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(lambda ledger, one: ledger.begin([one], max_running=2), id="it was given room"),
+        pytest.param(lambda ledger, one: ledger.start_stage(one, "diagnose"), id="by a run that knows no limit"),
+        pytest.param(lambda ledger, one: ledger.close_incident(one, "cancelled_by_human", "somebody said so"), id="it has ended"),
+    ],
+)
+def test_a_page_about_nobody_is_not_sent(ledger, first, clock, how):
+    waiting(ledger, 1)
+    assert told(ledger) == [["gpu-1"]]
+    second = waiting(ledger, 2)
+    ended(ledger, clock, first)
+    how(ledger, second)
+    assert ledger.incident(second)["state"] != "fenced_waiting"
+    clock.on(601)
+    assert told(ledger) == []
+
+
+def test_one_that_waits_for_the_second_time_is_told_of_again(ledger, first, clock):
+    second = waiting(ledger, 1)
+    assert told(ledger) == [["gpu-1"]]
+    ended(ledger, clock, first)
+    ledger.begin([second], max_running=1)
+    ledger.close_incident(second, "held_for_human")
+    opened(ledger, by_hand(node="gpu-0", uid="uid-0", now=clock.now))
+    clock.on(601)
+    assert ledger.reopen(second, anew=True, max_running=1).record["state"] == "fenced_waiting"
+    assert told(ledger) == [["gpu-1"]]
 
 
 def test_a_prediction_takes_no_room(ledger, url, clock):

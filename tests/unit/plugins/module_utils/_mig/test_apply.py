@@ -30,16 +30,27 @@ class Cut(Exception):
 
 
 class FakeDevice:
-    """A GPU in memory, which fails or hangs at the Nth step, or cannot be read once after it; `after_effect` hangs once the step has been taken."""
+    """A GPU in memory, which fails or hangs at the Nth step, or cannot be read once after it; `after_effect`: once the step has been taken."""
 
     def __init__(
-        self, there, model=H200, resetless=True, fail_at=None, hang_at=None, after_effect=False, starts=None, elsewhere=None, blind_at=None
+        self,
+        there,
+        model=H200,
+        resetless=True,
+        fail_at=None,
+        hang_at=None,
+        after_effect=False,
+        starts=None,
+        elsewhere=None,
+        blind_at=None,
+        error=Refused,
     ):
         self.there, self.model, self.resetless = there, model, resetless
         self.fail_at, self.hang_at, self.after_effect = fail_at, hang_at, after_effect
         self.starts = starts or {}  # what the driver says of compute instances, once there is one of that kind
         self.elsewhere = elsewhere  # where it puts them instead
         self.blind_at = blind_at
+        self.error = error
         self.steps = []
 
     def read(self):
@@ -57,8 +68,8 @@ class FakeDevice:
 
     def do(self, todo, there):
         self.steps.append(todo.action)
-        if len(self.steps) == self.fail_at:
-            raise Refused("refused", call="nvmlCall")
+        if len(self.steps) == self.fail_at and not self.after_effect:
+            raise self.error("refused", call="nvmlCall")
         if len(self.steps) == self.hang_at and not self.after_effect:
             raise Cut
         if todo.instance is None:
@@ -73,6 +84,8 @@ class FakeDevice:
             self.there = steps.predict(self.there, [todo])
         if len(self.steps) == self.hang_at:
             raise Cut
+        if len(self.steps) == self.fail_at:
+            raise self.error("refused", call="nvmlCall")
 
     def _mode(self, todo):
         if todo.action == steps.RESET:
@@ -114,9 +127,11 @@ def order(want, busy=(), **options):
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("how", [{"fail_at": 1}, {"hang_at": 1}, {"hang_at": 1, "after_effect": True}, {"blind_at": 1}])
+@pytest.mark.parametrize(
+    "how", [{"fail_at": 1}, {"fail_at": 1, "after_effect": True}, {"hang_at": 1}, {"hang_at": 1, "after_effect": True}, {"blind_at": 1}]
+)
 def test_a_failure_at_each_step_is_taken_back(seed, how):
-    """Of random changes, also where the step that hung had been taken, or could not be read back."""
+    """Of random changes, also where the step that was refused or hung had been taken, or could not be read back."""
     rng = random.Random(seed)
     prior, want = random_layout(H200, rng), random_want(H200, rng)
     busy = random_busy(prior, rng)
@@ -142,12 +157,22 @@ def test_what_hangs_is_named_by_its_call():
 
 def test_what_others_made_meanwhile_is_not_taken_back():
     """The creation that was refused had made nothing, though such an instance is there now."""
-    device = FakeDevice(Layout(True), fail_at=1)
+    device = FakeDevice(Layout(True), fail_at=1, error=Busy)
     told = change(device, order(want_counts(H200, {"3g.71gb": 1})))
     [wanted] = order(want_counts(H200, {"3g.71gb": 1})).plan(FakeDevice(Layout(True)).read()).create
     other = FakeDevice(Layout(True, (wanted,)))
     take_back(other, told, Layout(True))
     assert other.steps == []
+
+
+@pytest.mark.parametrize("error", [Refused, Busy])
+def test_a_mode_that_was_refused_may_be_pending_all_the_same(error):
+    device = FakeDevice(Layout(False), A100, resetless=False, fail_at=1, after_effect=True, error=error)
+    told = change(device, order(want_counts(A100, {"7g.80gb": 1})))
+    assert told.problems and device.there == Layout(False, (), True)
+    back = FakeDevice(device.there, A100, resetless=False)
+    take_back(back, told, Layout(False))
+    assert back.there == Layout(False)
 
 
 def test_the_rest_is_taken_back_though_a_part_cannot_be():

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import boot
@@ -37,6 +38,7 @@ def start(monkeypatch, tmp_path):
     """Runs the program with these answers; what it told, and its exit status."""
     (tmp_path / "proc/sys/kernel/random").mkdir(parents=True)
     (tmp_path / "proc/sys/kernel/random/boot_id").write_text("boot-1\n")
+    (tmp_path / "proc/stat").write_text("btime 1000\n")
     common = dict.fromkeys(("kmsg_path", "dev_root", "cgroup_root", "nvidia_smi", "nvidia_modprobe"), "/nowhere")
     common.update(
         nvml_library="none.so",
@@ -66,18 +68,26 @@ def test_a_driver_is_waited_for(start):
     assert start(away, driver_seconds=0) == (1, ["NVML does not answer"])
 
 
-@pytest.mark.parametrize("trouble", [{"error": {"msg": "3g.71gb@4 is busy"}}, {"reset_required": True}])
-def test_a_gpu_that_is_not_as_wanted_fails_the_unit(start, trouble):
-    assert start([WELL, {**WELL, **trouble}])[0] == 1
+@pytest.mark.parametrize(
+    "trouble, words",
+    [({"error": {"msg": "3g.71gb@4 is busy"}}, "3g.71gb@4 is busy"), ({"reset_required": True}, "its mode changes with a reset only")],
+)
+def test_a_gpu_that_is_not_as_wanted_fails_the_unit(start, trouble, words):
+    status, told = start([WELL, {**WELL, **trouble}])
+    assert status == 1 and words in told[1]
 
 
 def test_what_the_kubelet_has_given_is_busy(start, tmp_path):
-    entry = {"PodUID": "a", "ContainerName": "c", "ResourceName": "nvidia.com/mig-3g.71gb", "DeviceIDs": {"0": ["MIG-1"]}}
+    """A whole GPU only by a checkpoint of this boot: else a mode that was lost with the boot would never come back."""
+    given = {"nvidia.com/mig-3g.71gb": "MIG-1", "nvidia.com/gpu": "GPU-2", "nvidia.com/of-another-plugin": "no:address"}
+    entries = [{"PodUID": "a", "ContainerName": "c", "ResourceName": name, "DeviceIDs": {"0": [one]}} for name, one in given.items()]
     checkpoint = tmp_path / "device-plugins/kubelet_internal_checkpoint"
     checkpoint.parent.mkdir()
-    checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {}}}))
-    assert start([WELL])[0] == 0
-    assert [(one.given, one.may_move) for one in Task.seen] == [(["3g.71gb@0", "MIG-1"], False)]
+    checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}}))
+    for written, allocated in ((1001, ["MIG-1", "GPU-2"]), (999, ["MIG-1"])):
+        os.utime(checkpoint, (written, written))
+        assert start([WELL])[0] == 0
+        assert [(one.given, one.allocated, one.may_move) for one in Task.seen] == [(["3g.71gb@0"], allocated, False)]
     checkpoint.write_text("{")
     assert start([WELL])[0] == 1 and Task.seen == [], "who has what cannot be told"
 

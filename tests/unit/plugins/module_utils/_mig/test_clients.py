@@ -14,8 +14,8 @@ def listed(pid, gi=None, ci=None, kind="compute", name="train"):
     return {"pid": pid, "type": kind, "gi": gi, "ci": ci, "source": "nvml", "name": name}
 
 
-def client(pid, *held, name="dcgm", executable=None):
-    return {"pid": pid, "held": [list(one) for one in held], "process": {"name": name, "executable": executable}}
+def client(pid, *held, name="dcgm", executable=None, cgroup=None):
+    return {"pid": pid, "held": [list(one) for one in held], "process": {"name": name, "executable": executable, "cgroup": cgroup}}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,7 @@ def client(pid, *held, name="dcgm", executable=None):
             id="at the smallest, in no list of NVML",
         ),
         pytest.param([], [client(1, (GPU, None, None))], {(None, None): [(1, "client", "device_file")]}, id="the GPU itself"),
+        pytest.param([], [client(1, (GPU, 2, 0), cgroup="/system.slice/gpuops-exporter.service")], {}, id="our own exporter's reader"),
         pytest.param([], [client(1, (OTHER, None, None), (OTHER, 2, 0))], {}, id="another GPU"),
         pytest.param(
             [listed(1, 2, 0, name="nvidia-cuda-mps"), listed(2, 2, 0, "mps")],

@@ -23,8 +23,8 @@ LOG = f"""6,1,100,-;Linux version 6.1
 @pytest.mark.parametrize(
     ("line", "record"),
     [
-        (f"3,3,29105254,-;{XID}", Record(29.105254, XID)),
-        ("6,1,5,-,caller=T1;two\\x0alines", Record(5e-6, "two\nlines")),
+        (f"3,3,29105254,-;{XID}", Record(3, 29.105254, XID)),
+        ("6,1,5,-,caller=T1;two\\x0alines", Record(1, 5e-6, "two\nlines")),
         (" SUBSYSTEM=pci", None),
         ("no record", None),
         ("", None),

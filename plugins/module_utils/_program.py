@@ -12,22 +12,39 @@ import functools
 import importlib.util
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 _OURS = "ansible_collections.gpuops.remediation.plugins.module_utils"
 
 
-def build(module: str, interpreter: str) -> bytes:
-    """A zip application (PEP 441) that ends with what `main` of the module answers, given the command line's first word. The same bytes each time."""
+def build(module: str, interpreter: str, libraries: Sequence[str] = ()) -> bytes:
+    """A zip application (PEP 441) that ends with what `main` of the module answers, given the command line's words. The same bytes each time.
+
+    `libraries` are others' modules and packages, pure Python, that are installed here and that it takes along.
+    """
     sources = _closure(module)
     files = {name.replace(".", "/") + ".py": source for name, source in sources.items()}
     files.update({f"{parent}/__init__.py": "" for name in list(files) for parent in _parents(name)})
-    files["__main__.py"] = f"import sys\n\nfrom {module} import main\n\nsys.exit(main(sys.argv[1]))\n"
+    for library in libraries:
+        files.update(_library(library))
+    files["__main__.py"] = f"import sys\n\nfrom {module} import main\n\nsys.exit(main(*sys.argv[1:]))\n"
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
         for name in sorted(files):
             file.writestr(zipfile.ZipInfo(name), files[name], zipfile.ZIP_DEFLATED)
     return f"#!{interpreter}\n".encode() + archive.getvalue()
+
+
+def _library(name: str) -> dict[str, str]:
+    """Its files, and their texts."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ImportError(f"there is no {name} here", name=name)
+    origin = Path(spec.origin)
+    if spec.submodule_search_locations is None:
+        return {origin.name: origin.read_text(encoding="utf-8")}
+    return {str(path.relative_to(origin.parents[1])): path.read_text(encoding="utf-8") for path in origin.parent.rglob("*.py")}
 
 
 def _parents(name: str) -> Iterator[str]:

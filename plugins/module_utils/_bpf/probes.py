@@ -1,0 +1,96 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+# Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
+
+"""Which programs there are, where each is attached, and how the links of a set are named. Nothing is attached here."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import COOKIES
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Copy
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.objects import OBJECTS
+
+ENTER, LEAVE = "enter", "leave"
+DRIVER_TRACEPOINT = "nvidia_dev_xid"  # of drivers since 575.51.02, with the open kernel modules
+
+_FILE = re.compile(r"[0-9a-f]+_(\d+-\d+)-(\d+)-")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """`tracepoints`: by program. `cookies`: by function of libcuda, whose entry runs `enter` and whose return runs `leave`."""
+
+    name: str
+    maps: tuple[str, ...]
+    tracepoints: Mapping[str, str]
+    cookies: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def image(self) -> bytes:
+        return zlib.decompress(base64.b64decode(OBJECTS[self.name]))
+
+    @property
+    def digest(self) -> str:
+        """Of everything that a link depends on, but the file that it is attached to."""
+        what = json.dumps([self.name, sorted(self.tracepoints.items()), sorted(self.cookies.items())]).encode()
+        return hashlib.sha256(self.image + what).hexdigest()[:12]
+
+
+PROBES = {
+    "cuda_mem": Probe(
+        "cuda_mem",
+        ("accounts", "calls", "cgroups", "counters", "failures", "primaries", "processes", "records", "threads"),
+        {"on_exit": "sched_process_exit", "on_exec": "sched_process_exec"},
+        COOKIES,
+    ),
+    "gpu_xid": Probe("gpu_xid", ("events", "xid_counters", "xids"), {"on_console": "console", "on_xid": DRIVER_TRACEPOINT}),
+}
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link that shall be: a tracepoint, all functions of a copy, or one of them."""
+
+    name: str
+    program: str
+    tracepoint: str | None = None
+    copy: Copy | None = None
+    functions: tuple[str, ...] = ()
+
+    @property
+    def target(self) -> str:
+        if self.copy is None:
+            return f"tracepoint {self.tracepoint}"
+        return (
+            f"{self.program} of {self.functions[0] if len(self.functions) == 1 else f'{len(self.functions)} functions'} in {self.copy.path}"
+        )
+
+
+def file_of(link: str) -> tuple[str, int] | None:
+    """The device and inode by a link's name; None of a tracepoint's."""
+    match = _FILE.match(link)
+    return (match.group(1), int(match.group(2))) if match else None
+
+
+def wanted(probe: Probe, copies: Iterable[Copy], *, multi: bool, driver_tracepoint: bool) -> dict[str, Link]:
+    """In the order in which they are attached: what ends a call or a process before what begins one."""
+    links = [Link(f"{probe.digest}_kernel_{program}", program, tracepoint=name) for program, name in sorted(probe.tracepoints.items())]
+    links = [link for link in links if driver_tracepoint or link.tracepoint != DRIVER_TRACEPOINT]
+    for copy in copies if probe.cookies else ():
+        for program in (LEAVE, ENTER):
+            functions = tuple(sorted(copy.sites))
+            groups = [functions] if multi else [(function,) for function in functions]
+            for group in groups:
+                suffix = "" if multi else f"_{group[0]}"
+                links.append(Link(f"{probe.digest}_{copy.key}_{program}{suffix}", program, copy=copy, functions=group))
+    return {link.name: link for link in links}

@@ -1,0 +1,53 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+from unittest.mock import MagicMock
+
+import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.state import earlier, put_together, sources
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import info
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Answer
+
+GPU = {"uuid": "GPU-a", "pci_bus_id": "0000:00:06.0", "minor": 0}
+PROCESS = {"pid": 7, "memory_bytes": 5, "gi": None, "container": None, "unit": "train.service"}
+NVML = Answer([{"gpu": 0, "fields": {**GPU, "processes": [PROCESS], "processes_source": "nvml"}}])
+HUNG = Answer(why="did not answer within 3 s")
+
+
+def written(before, now, nvml=NVML):
+    answers = {"nvml": nvml, "driver": Answer([{"known": []}]), "kernel_log": Answer()}
+    return put_together(answers, before, [], "/dev", "boot", now)
+
+
+def test_when_a_source_last_told_everything_outlives_its_silence(tmp_path):
+    first = written(earlier(tmp_path / "none.json", "boot"), 10.0)
+    assert first["sources"]["processes"] == {"why": None, "told_seconds": 10.0}
+    assert [one["memory_bytes"] for one in first["owners"]] == [5]
+    silent = written({**first, "cost": {}}, 20.0, HUNG)
+    assert silent["sources"] == {
+        "processes": {"why": HUNG.why, "told_seconds": 10.0}, "kernel_log": {"why": None, "told_seconds": 20.0},
+    }  # fmt: skip
+    assert silent["owners"] == [], "what was is no figure of now"
+    assert [one["uuid"] for one in silent["gpus"]] == ["GPU-a"], "but its name is"
+
+
+def test_sources_have_the_names_that_modules_have_for_them(monkeypatch):
+    """Whoever hangs in the driver is written down by name, and nobody reads beside it."""
+    monkeypatch.setattr(info.Watchdog, "collect", lambda _self, sources: (asked.update(sources), 1 / 0))
+    asked, node = {}, MagicMock()
+    with pytest.raises(ZeroDivisionError):
+        info.read(node, [], timeout_seconds=1)
+    assert set(sources(node, "boot")) < set(asked)
+    assert {name: call.func for name, call in sources(node, "boot").items()} == {
+        name: call.func for name, call in asked.items() if name != "processes"
+    }
+
+
+def test_another_boots_state_is_begun_anew(tmp_path):
+    path = tmp_path / "state.json"
+    path.write_text('{"boot_id": "before", "xids": {"sequence": 99, "counts": [1]}}')
+    assert earlier(path, "boot")["xids"] == {"sequence": -1, "counts": []}
+    assert earlier(path, "before")["xids"]["sequence"] == 99

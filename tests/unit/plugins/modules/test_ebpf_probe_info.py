@@ -1,0 +1,13 @@
+# Copyright (c) The gpuops.remediation maintainers
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+from ansible_collections.gpuops.remediation.plugins.modules import ebpf_probe_info
+from run_module import run_module
+
+
+def test_nothing_attached_is_an_answer(tmp_path):
+    result = run_module(ebpf_probe_info.main, bpffs_dir=str(tmp_path))
+    assert result["cuda_mem"] == result["gpu_xid"] == {"attached": False, "links": []}
