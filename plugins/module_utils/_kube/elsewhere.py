@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import resources
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Pod, gpus_requested, uid
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Pod, claims, gpus_requested, holds_claims, uid
 
 _GPU, _MIG, _OLD_MIG = "GPU-", "MIG-", "MIG-GPU-"
 
@@ -33,6 +33,7 @@ def pods_elsewhere(
         (str(one["uuid"]), str(gpu["uuid"])) for gpu in gpus if gpu["uuid"] for one in (gpu.get("mig") or {}).get("instances") or ()
     )
     claimants = {_key(one) for one in told["claims"] if one["driver"] == resources.DRIVER}
+    of_others = {one["claim"] for one in told["claims"] if one["driver"] != resources.DRIVER}
     users = {
         process["container"]["pod_uid"]
         for gpu in gpus
@@ -46,6 +47,8 @@ def pods_elsewhere(
         given = [one for one in told["allocations"] if _key(one) in names]
         owners = {_gpu_of(device, parents) for one in given for device in one["devices"]}
         if names & claimants or uid(pod) in users or None in owners or owners & uuids:
+            return False
+        if holds_claims(pod) and not (claims(pod) and of_others.issuperset(claims(pod))):  # older kubelets tell of none, nor does the file
             return False
         counts: dict[str, int] = {}
         for one in given:

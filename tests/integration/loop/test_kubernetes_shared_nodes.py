@@ -66,4 +66,6 @@ def test_seven_of_eight_work_on(fleet):
         assert names(evict[name]["data"]["evicted"]) == holders[name]
         assert there(fleet, name) == sorted(set(given[name]) - set(holders[name])), "all others work on"
     assert names(evict["mute"]["data"]["evicted"]) == sorted(given["mute"]) and there(fleet, "mute") == []
+    assert evict["gpu-1"]["reason"] is None
+    assert evict["socketless"]["reason"].startswith("who has which GPU is told by the checkpoint: ")
     assert "nobody told who has the sick one: pod_resources: " in evict["mute"]["reason"]

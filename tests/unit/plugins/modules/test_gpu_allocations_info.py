@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils._node import grpc
 from ansible_collections.gpuops.remediation.plugins.modules import gpu_allocations_info
 from run_module import run_module
 
@@ -69,6 +70,13 @@ def test_which_source(tmp_path):
     assert (result["source"], [one["source"] for one in result["missing"]]) == ("checkpoint", ["pod_resources"])
     assert "No such file" in result["missing"][0]["why"]
     assert info(tmp_path, sources=["checkpoint"])["missing"] == []
+
+
+def test_a_node_without_the_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(grpc, "IMPORT_ERROR", "Traceback: no h2")
+    result = write(tmp_path, '{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}')
+    assert result["source"] == "checkpoint"
+    assert result["missing"] == [{"source": "pod_resources", "why": "the Python library h2 is not installed"}]
 
 
 def test_devices_that_are_shared(tmp_path):

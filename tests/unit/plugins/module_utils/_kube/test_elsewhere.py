@@ -30,7 +30,8 @@ def told(*allocations, claims=()):
 
 
 def claim(driver):
-    return {"pod_namespace": "default", "pod_name": "p", "container": "main", "driver": driver, "pool": "gpu-1", "device": "gpu-0"}
+    who = {"pod_namespace": "default", "pod_name": "p", "container": "main"}
+    return {**who, "claim": "default/it", "driver": driver, "pool": "gpu-1", "device": "gpu-0"}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,20 @@ def claim(driver):
         pytest.param(pod("p", init_limits=ONE), told(), False, id="only an init container has one"),
         pytest.param(pod("p", limits=ONE), told(given("GPU-1"), claims=[claim("gpu.nvidia.com")]), False, id="a claim for a GPU"),
         pytest.param(pod("p", limits=ONE), told(given("GPU-1"), claims=[claim("nic.example")]), True, id="a claim for something else"),
+        pytest.param(pod("p", limits=ONE, claims={"it": "it"}), told(given("GPU-1"), claims=[claim("nic.example")]), True, id="it alone"),
+        pytest.param(
+            pod("p", limits=ONE, claims={"it": "it", "other": "other"}),
+            told(given("GPU-1"), claims=[claim("nic.example")]),
+            False,
+            id="and a claim of which the kubelet tells nothing",
+        ),
+        pytest.param(pod("p", limits=ONE, claims={"it": "it"}), told(given("GPU-1")), False, id="a kubelet that tells of no claims"),
+        pytest.param(
+            pod("p", limits={**ONE, "nvidia.com/GB202_VGPU": "1"}),
+            told(given("GPU-1"), given("v1", resource="nvidia.com/GB202_VGPU")),
+            False,
+            id="a virtual GPU, of whichever",
+        ),
         pytest.param(
             pod("p", limits=ONE),
             {"allocations": [{"pod_uid": "uid-p", "resource": "nvidia.com/gpu", "devices": ["GPU-1"], "count": 1}], "claims": []},

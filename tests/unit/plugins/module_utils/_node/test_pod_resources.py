@@ -23,12 +23,18 @@ def test_who_has_what():
     gpus = [{"resource_name": "nvidia.com/gpu", "device_ids": [f"GPU-{n}"], "topology": {"nodes": [{"ID": n}]}} for n in (2, 1)]
     nic = {"resource_name": "vendor.example/nic", "device_ids": ["n1"]}
     mig = {"resource_name": "nvidia.com/mig-1g.18gb", "device_ids": ["MIG-1"]}
+    virtual = {"resource_name": "nvidia.com/GB202_VGPU", "device_ids": ["v1"]}
     told = pod_resources.parse_list(
-        listed({"name": "main", "devices": [*gpus, nic], "cpu_ids": [0, 300]}, {"name": "side", "devices": [SHARED, mig]}, {"name": "idle"})
+        listed(
+            {"name": "main", "devices": [*gpus, nic, virtual], "cpu_ids": [0, 300]},
+            {"name": "side", "devices": [SHARED, mig]},
+            {"name": "idle"},
+        )
     )
     pod = {"pod_namespace": "ml", "pod_name": "train-0"}
     assert told["allocations"] == [
         {**pod, "container": "main", "resource": "nvidia.com/gpu", "devices": ["GPU-1", "GPU-2"], "count": 2},
+        {**pod, "container": "main", "resource": "nvidia.com/GB202_VGPU", "devices": ["v1"], "count": 1},
         {**pod, "container": "side", "resource": "nvidia.com/gpu.shared", "devices": ["GPU-3"], "count": 2},
         {**pod, "container": "side", "resource": "nvidia.com/mig-1g.18gb", "devices": ["MIG-1"], "count": 1},
     ]
@@ -44,8 +50,8 @@ def test_what_claims_give():
 
 
 def test_what_is_registered():
-    nic = {"resource_name": "vendor.example/nic", "device_ids": ["n1"]}
-    answer = messages()["AllocatableResourcesResponse"](devices=[SHARED, nic], cpu_ids=[1]).SerializeToString()
+    others = [{"resource_name": name, "device_ids": ["n1"]} for name in ("vendor.example/nic", "nvidia.com/GB202_VGPU")]
+    answer = messages()["AllocatableResourcesResponse"](devices=[SHARED, *others], cpu_ids=[1]).SerializeToString()
     assert pod_resources.parse_allocatable(answer) == {
         "registered": {"nvidia.com/gpu.shared": ["GPU-3"]},
         "shared": ["nvidia.com/gpu.shared"],
