@@ -53,7 +53,7 @@ def test_seven_of_eight_work_on(fleet):
         assert f"default/{holders['gpu-1'][0]}" in predicted.output and fleet.writes() == []
         assert not any(f"default/{pod}" in predicted.output for pod in set(given["gpu-1"]) - set(holders["gpu-1"])), predicted.output
 
-        run = fleet.remediate(alert_file=fleet.together(*alerts.values()))
+        run = fleet.remediate(alert_file=fleet.together(*alerts.values()), timeout_seconds=400)
 
     assert run.ok, run.output
     found = {one["node"]: one for one in fleet.incidents()}
