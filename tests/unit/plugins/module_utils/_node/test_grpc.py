@@ -17,8 +17,8 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import StreamEnded
 
-OK = [(":status", "200"), ("content-type", "application/grpc")]
-DONE = [("grpc-status", "0")]
+OK = ((":status", "200"), ("content-type", "application/grpc"))
+DONE = (("grpc-status", "0"),)
 
 
 @pytest.fixture
