@@ -25,6 +25,12 @@ SPEC = {
 LIBRARIES = {"prometheus_client": "prometheus-client", "pynvml": "nvidia-ml-py"}  # by module, the package to install
 
 
+def missing(error: ImportError) -> str:
+    """Not every error names what it lacks."""
+    package = LIBRARIES.get(error.name or "", error.name)
+    return f"the controller's Python has no {package}: {error}" if package else f"the program cannot be made: {error}"
+
+
 class ActionModule(ActionBase):
     TRANSFERS_FILES = True
     _supports_check_mode = True
@@ -35,8 +41,7 @@ class ActionModule(ActionBase):
         try:
             data = _program.build(program.__name__, f"{params['python']} -I", tuple(LIBRARIES))
         except ImportError as error:
-            package = LIBRARIES.get(error.name or "", error.name)
-            result.update(failed=True, error_kind="missing_library", msg=f"the controller's Python has no {package}: {error}")
+            result.update(failed=True, error_kind="missing_library", msg=missing(error))
             return result
         folder = tempfile.mkdtemp(dir=constants.DEFAULT_LOCAL_TMP)
         try:

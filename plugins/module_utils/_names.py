@@ -40,6 +40,7 @@ METRIC_ROW_REMAP_PENDING = "gpuops_gpu_row_remap_pending"
 METRIC_ROW_REMAP_FAILED = "gpuops_gpu_row_remap_failed"
 METRIC_ECC_ERRORS = "gpuops_gpu_ecc_errors_total"
 METRIC_NVML_UP = "gpuops_nvml_up"
+METRIC_PERSISTENCE = "gpuops_gpu_persistence_mode"
 METRIC_MEMORY_USED = "gpuops_gpu_memory_used_bytes"
 METRIC_MEMORY_TOTAL = "gpuops_gpu_memory_total_bytes"
 METRIC_PRESSURE = "gpuops_gpu_memory_pressure"
@@ -71,6 +72,7 @@ EXPORTER_METRICS = (
     Metric(METRIC_ROW_REMAP_PENDING, "gauge", _WHOLE_GPU, "1 where a spare memory row waits for a reset"),
     Metric(METRIC_ROW_REMAP_FAILED, "gauge", _WHOLE_GPU, "1 where a broken memory row could not be replaced"),
     Metric(METRIC_ECC_ERRORS, "counter", (*_WHOLE_GPU, LABEL_ERROR), "ECC errors since the driver was loaded"),
+    Metric(METRIC_PERSISTENCE, "gauge", _WHOLE_GPU, "1 where the driver keeps the GPU initialised while nobody has it open"),
     Metric(METRIC_MEMORY_USED, "gauge", _WHOLE_GPU, "Memory of the GPU that is in use"),
     Metric(METRIC_MEMORY_TOTAL, "gauge", _WHOLE_GPU, "Memory of the GPU"),
     Metric(METRIC_PRESSURE, "gauge", _WHOLE_GPU, "Memory in use over all: 0 below 60 %, 1 below 80 %, 2 below 95 %, 3 from there on"),
@@ -80,7 +82,7 @@ EXPORTER_METRICS = (
     Metric(METRIC_CONTAINER_MEMORY, "gauge", (*LABELS_GPU, *LABELS_OWNER), "Memory that the processes of a container or unit use"),
     Metric(METRIC_XID_EVENTS, "counter", (*LABELS_GPU, LABEL_XID), "Xids since the boot"),
     Metric(METRIC_XID_LAST, "gauge", (*LABELS_GPU, LABEL_XID), "When the last of these Xids came"),
-    Metric(METRIC_SOURCE_UP, "gauge", ("node", LABEL_SOURCE), "1 where the source told everything when it was last read"),
+    Metric(METRIC_SOURCE_UP, "gauge", ("node", LABEL_SOURCE), "1 where the source told everything when it was last read, within 60 s"),
     Metric(METRIC_SOURCE_AGE, "gauge", ("node", LABEL_SOURCE), "Since the source last told everything"),
     Metric(METRIC_PAGE_AGE, "gauge", ("node",), "Since this page was put together"),
     Metric(METRIC_ABANDONED, "gauge", ("node",), "Readers that hang and cannot be killed"),

@@ -110,6 +110,9 @@ gpus:
     temperature_celsius:
       description: The GPU's temperature.
       type: int
+    persistence_mode:
+      description: Whether the driver keeps the GPU initialised while nobody has it open; without it each reading may initialise it anew.
+      type: bool
     ecc:
       description:
         - Whether ECC is C(enabled), and whether it will be after the next reset (C(pending)).

@@ -13,8 +13,8 @@ description:
   - NVML answers for all GPUs; no recovery action; no pending or failed row remap; no new uncorrectable ECC error; no fatal Xid since the
     repair; no holder; and, where the verdict asks for a reset, a reboot or a replacement, proof that it took place.
   - Where the incident is about the node, its NVLinks or its fabric, the kernel log is judged as a whole, with the lines of NVSwitches (SXid).
-  - With O(prometheus_url), the node's exporter has to be up, and no alert about this GPU, or node, may have fired for O(quiet_seconds).
-    Alerts about a node without naming a GPU count where the incident is about the node, or began with an alert of that name.
+  - With O(prometheus_url), the node's exporter has to be up and have read its kernel log all the while, and no alert about this GPU, or node, may
+    have fired for O(quiet_seconds). Alerts about a node without naming a GPU count where the incident is about the node, or began with an alert of that name.
   - A source that is configured and cannot be read is a refusal. One that is not configured is named.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)

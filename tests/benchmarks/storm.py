@@ -73,7 +73,10 @@ def _prometheus(folder: Path, names: Sequence[str]) -> Iterator[str]:
     if not names:
         yield ""
         return
-    lines = [f'gpuops_nvml_up{{node="{name}"}} 1\ngpuops_xid_events_total{{node="{name}",pci_bus_id="{PCI}",xid="79"}} 1' for name in names]
+    lines = []
+    for name in names:
+        lines += [f'gpuops_nvml_up{{node="{name}"}} 1', f'gpuops_source_age_seconds{{node="{name}",source="kernel_log"}} 5']
+        lines.append(f'gpuops_xid_events_total{{node="{name}",pci_bus_id="{PCI}",xid="79"}} 1')
     with answering() as exporter:
         exporter.by_path["/metrics"] = "\n".join(lines) + "\n"
         port = int(exporter.url.rsplit(":", 1)[1])
@@ -92,11 +95,11 @@ def killed(nodes: int, more: int) -> str:
 
 @contextmanager
 def _reconciled(fleet: Fleet, seconds: float) -> Iterator[None]:
-    """One run after another, a minute between them, as the role's timer has it; the last is awaited."""
+    """A run with each full minute at which none is at work, as the role's timer has it; the last is awaited."""
     over = threading.Event()
 
     def runs() -> Iterator[Run]:
-        while not over.wait(60):
+        while not over.wait(60 - time.time() % 60):
             yield fleet.play("reconcile", timeout_seconds=seconds)
 
     with ThreadPoolExecutor(max_workers=1) as pool:

@@ -36,7 +36,7 @@ class NodeExporter:
     def __init__(self, folder: Path, node: Node, **settings: Any) -> None:
         self.node, self.port = node, free_port()
         self.cache = folder / "cache"
-        for name in ("node", "watch", "cache"):
+        for name in ("node", "watch"):
             (folder / name).mkdir(parents=True)
         self.program, self.state_file = folder / "gpuops-exporter", folder / "node/state.json"
         self.program.write_bytes(built())
@@ -52,7 +52,7 @@ class NodeExporter:
         self.process: subprocess.Popen[str] | None = None
 
     def read_state(self) -> None:
-        environment = {**os.environ, "CACHE_DIRECTORY": str(self.cache)}
+        environment = {**os.environ, program.UNPACK_DIR: str(self.cache)}
         done = subprocess.run(
             [self.program, "state", self.config], env=environment, capture_output=True, text=True, check=False, timeout=60
         )

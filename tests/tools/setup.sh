@@ -59,6 +59,11 @@ if [ "$1" = test ]; then
     debian llvm 'command -v llvm-strip'
     debian libbpf-dev 'test -e /usr/include/bpf/bpf_helpers.h'
     debian openssh-server 'test -x /usr/sbin/sshd'
+    debian openssh-client 'command -v ssh ssh-keygen'
+    debian qemu-system-x86 'command -v qemu-system-x86_64'
+    debian mmdebstrap 'command -v mmdebstrap'
+    debian cpio 'command -v cpio'
+    debian zstd 'command -v zstd'
 fi
 if [ -n "$missing" ]; then
     say "Debian packages:$missing"
@@ -155,4 +160,5 @@ if begin "$primed" "ansible-test's environments"; then
     touch "$primed/.done"
 fi
 
+PYTHONPATH=tests/support "$venv/bin/python" -m vm >/dev/null
 PYTHONPATH=tests/support exec "$venv/bin/python" -m cluster build >/dev/null

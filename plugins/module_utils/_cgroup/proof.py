@@ -11,6 +11,7 @@ What cannot be proven is not done; the answer then names who was suspected and w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -44,6 +45,8 @@ _NEVER = (
     "*conmon*",
     "libvirtd*",
 )
+_NEVER_SLICES = ("/system.slice", "/user.slice")
+_KUBEPODS = re.compile(r"(?:^|[/-])kubepods")  # also below a cgroup root of the kubelet's own
 _NEVER_RUNS = ("systemd", "sshd", "kubelet", "containerd", "containerd-shim*", "dockerd", "crio", "conmon")
 Process = Mapping[str, Any]
 
@@ -154,6 +157,32 @@ def require(targets: Sequence[Target], task: Task, rules: Rules, start_of: Mappi
         raise NotProven(f"nothing was done: {told}", suspects=lacking)
 
 
+def require_limitable(path: str, members: Sequence[MemberInfo], task: Task, protect: Sequence[str]) -> None:
+    """A limit touches whoever is in the cgroup, now and later: never the system's own, nor the task that asks."""
+    why = _against_limits(path, members, task, protect)
+    if why:
+        raise NotProven(f"{path} is not limited: it {why}", suspects=[])
+
+
+def _against_limits(path: str, members: Sequence[MemberInfo], task: Task, protect: Sequence[str]) -> str | None:
+    if path == "/":
+        return "is the root"
+    if path in _NEVER_SLICES:
+        return "is systemd's own"
+    if _KUBEPODS.search(path) and owner_of(path) is None:
+        return "is the kubelet's, which keeps its limits itself"
+    why = _against_owner(path, owner_of(path), protect)
+    if why:
+        return why
+    if _holds_task(path, members, task):
+        return "is where this very task runs"
+    for member in members:
+        owner = owner_of(member.path)
+        if owner and (_is_never(owner) or _runs_system(member, owner)):
+            return f"holds {member.executable or owner.name} (pid {member.pid} of {owner.name})"
+    return None
+
+
 def _against_process(process: Process, rules: Rules, start_of: Mapping[int, float]) -> str | None:
     start = start_of.get(process["pid"])
     if start is None:
@@ -169,13 +198,33 @@ def _against_cgroup(target: Target, task: Task, rules: Rules) -> str | None:
     owner = owner_of(target.path)
     if owner is None:
         return f"is in {target.path}, which is neither one container's nor one unit's"
-    if owner.unit and any(fnmatchcase(owner.unit, pattern) for pattern in (*_NEVER, *rules.protect)) and not owner.container:
-        return f"is in {owner.unit}, which is never touched"
-    if owner.container and any(fnmatchcase(target.path, pattern) for pattern in rules.protect):
-        return f"is in {target.path}, which is protected"
-    if any(member.pid in task.ancestors for member in target.members) or f"{task.cgroup}/".startswith(f"{target.path}/"):
+    why = _against_owner(target.path, owner, rules.protect)
+    if why:
+        return f"is in {owner.unit if not owner.container else target.path}, which {why}"
+    if _holds_task(target.path, target.members, task):
         return f"is in {target.path}, where this very task runs"
     return _against_members(target, owner)
+
+
+def _against_owner(path: str, owner: Owner | None, protect: Sequence[str]) -> str | None:
+    if owner and not owner.container and (_is_never(owner) or any(fnmatchcase(str(owner.unit), pattern) for pattern in protect)):
+        return "is never touched"
+    if (owner is None or owner.container) and any(fnmatchcase(path, pattern) for pattern in protect):
+        return "is protected"
+    return None
+
+
+def _is_never(owner: Owner) -> bool:
+    return owner.container is None and any(fnmatchcase(str(owner.unit), pattern) for pattern in _NEVER)
+
+
+def _runs_system(member: MemberInfo, owner: Owner) -> bool:
+    program = (member.executable or "").rsplit("/", 1)[-1]
+    return owner.container is None and any(fnmatchcase(program, name) for name in _NEVER_RUNS)
+
+
+def _holds_task(path: str, members: Sequence[MemberInfo], task: Task) -> bool:
+    return any(member.pid in task.ancestors for member in members) or f"{task.cgroup}/".startswith(f"{path}/")
 
 
 def _against_members(target: Target, owner: Owner) -> str | None:
@@ -183,6 +232,6 @@ def _against_members(target: Target, owner: Owner) -> str | None:
         other = owner_of(member.path)
         if other is None or other.path != owner.path:
             return f"shares {target.path} with pid {member.pid} of {other.name if other else member.path}"
-        if not owner.container and any(fnmatchcase((member.executable or "").rsplit("/", 1)[-1], name) for name in _NEVER_RUNS):
+        if _runs_system(member, owner):
             return f"shares {target.path} with {member.executable} (pid {member.pid})"
     return None

@@ -7,7 +7,7 @@
 """Prometheus as a second witness of what an alert says: one query for the nodes of a batch, and what its answer means for one alert.
 
 The alert itself came from Prometheus a while ago, through a rule and an Alertmanager. What counts here is that the exporter on the node says
-the same now: a sample older than 60 s confirms nothing (S3).
+the same now: a sample older than 60 s confirms nothing (S3), and neither does a count that the exporter had from a kernel log that nobody reads.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from typing import Any, Protocol
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._names import (
     METRIC_NVML_UP,
+    METRIC_SOURCE_AGE,
     METRIC_XID_EVENTS,
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._xid.lines import normalize_pci
 
 FRESH_SECONDS = 60
+
+KERNEL_LOG = "kernel_log"  # the source by which the exporter counts Xids
 
 CONFIRMED, CONTRADICTED, MISSING = "confirmed", "contradicted", "missing"
 
@@ -53,7 +56,9 @@ class Word:
 def query(nodes: Iterable[str]) -> str:
     """PromQL for all that the witness is asked about, as raw samples: an instant vector's time would be the query's own."""
     names = "|".join(node.replace(".", "[.]") for node in sorted(set(nodes)))
-    return "{__name__=~%s,node=~%s}[%ds]" % (json.dumps("%s|%s" % (METRIC_XID_EVENTS, METRIC_NVML_UP)), json.dumps(names), FRESH_SECONDS)
+    metrics = "|".join((METRIC_XID_EVENTS, METRIC_NVML_UP, METRIC_SOURCE_AGE))
+    wanted = {"__name__": metrics, "node": names, "source": "|" + KERNEL_LOG}
+    return "{%s}[%ds]" % (",".join("%s=~%s" % (label, json.dumps(pattern)) for label, pattern in wanted.items()), FRESH_SECONDS)
 
 
 def ask(alert: Mapping[str, Any], samples: Sequence[Sample], now: datetime) -> Word:
@@ -62,6 +67,9 @@ def ask(alert: Mapping[str, Any], samples: Sequence[Sample], now: datetime) -> W
     fresh = [sample for sample in samples if sample.labels.get("node") == alert["node"] and sample.time >= since]
     if not fresh:
         return Word(MISSING, "Prometheus has no sample of node %s that is younger than %d s" % (alert["node"], FRESH_SECONDS))
+    ages = [one.value for one in fresh if one.labels.get("__name__") == METRIC_SOURCE_AGE and one.labels.get("source") == KERNEL_LOG]
+    if not ages or min(ages) > FRESH_SECONDS:
+        return Word(MISSING, "the exporter of node %s has heard nothing of the kernel log for %d s" % (alert["node"], FRESH_SECONDS))
     counts = [one for one in fresh if one.labels.get("__name__") == METRIC_XID_EVENTS and one.labels.get("xid") == str(alert.get("xid"))]
     if any(sample.value > 0 and _same_gpu(alert, sample.labels) for sample in counts):
         return Word(CONFIRMED, "Prometheus has Xid %s of this GPU from the node's own exporter" % alert.get("xid"))

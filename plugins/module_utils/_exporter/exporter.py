@@ -20,7 +20,7 @@ from typing import Any, Callable, NamedTuple, Optional
 from ansible_collections.gpuops.remediation.plugins.module_utils import _names as names
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter import handover, page, server
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.config import Config
-from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.samples import Known, Sample, samples
+from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.samples import STALE_SECONDS, Known, Sample, samples
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import info, nvml
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Answer, Watchdog
@@ -29,7 +29,7 @@ _PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Source(NamedTuple):
-    """`told_seconds`: when it last told everything."""
+    """`told_seconds`: when it last told everything. `up` is what its last reading says, if there was one lately."""
 
     up: bool
     told_seconds: float
@@ -87,8 +87,9 @@ class Exporter:
         node, now = self._config.node_name, time.time()
         ages = [Sample(names.METRIC_PAGE_AGE, (node,), max(0.0, now - made.made_seconds))]
         for name, source in made.sources.items():
-            ages.append(Sample(names.METRIC_SOURCE_UP, (node, name), source.up))
-            ages.append(Sample(names.METRIC_SOURCE_AGE, (node, name), max(0.0, now - source.told_seconds)))
+            age_seconds = max(0.0, now - source.told_seconds)
+            ages.append(Sample(names.METRIC_SOURCE_UP, (node, name), source.up and age_seconds < STALE_SECONDS))
+            ages.append(Sample(names.METRIC_SOURCE_AGE, (node, name), age_seconds))
         return made.text + page.render(ages)
 
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -15,11 +16,14 @@ from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.unpack import unpacked
 
+UNPACK_DIR = "GPUOPS_UNPACK_DIR"  # of the environment, for who is started often
+
 
 def main(command: str, config: str) -> int:
-    cache = os.environ.get("CACHE_DIRECTORY", "")  # systemd's, for who is started often
+    cache = os.environ.get(UNPACK_DIR, "")
     if cache and os.path.isfile(sys.argv[0]):
-        os.execv(sys.executable, [sys.executable, "-I", str(unpacked(sys.argv[0], cache)), command, config])
+        with contextlib.suppress(OSError):  # as it is it does the same, and costs more
+            os.execv(sys.executable, [sys.executable, "-I", str(unpacked(sys.argv[0], cache)), command, config])
     return _run(command, config)
 
 
@@ -39,7 +43,7 @@ def _run(command: str, config: str) -> int:
 
             write(Config.load(config))
     except (OSError, RemediationError) as error:
-        _say(str(error))
+        sys.stderr.write(f"<3>{error}\n")  # an error in the journal, sd-daemon(3)
         return 1
     return 0
 

@@ -62,6 +62,7 @@ def _of_gpu(gpu: Gpu, labels: tuple[str, str, str]) -> Iterator[Sample]:
         names.METRIC_RECOVERY_ACTION: recovery_number(gpu.recovery_action),
         names.METRIC_ROW_REMAP_PENDING: gpu.remapped_rows["pending"],
         names.METRIC_ROW_REMAP_FAILED: gpu.remapped_rows["failure"],
+        names.METRIC_PERSISTENCE: gpu.persistence_mode,
     }
     yield from (Sample(metric, labels, value) for metric, value in told.items() if value is not None)
     for error in ("corrected", "uncorrected"):
@@ -71,8 +72,8 @@ def _of_gpu(gpu: Gpu, labels: tuple[str, str, str]) -> Iterator[Sample]:
     metrics = (names.METRIC_MEMORY_USED, names.METRIC_MEMORY_TOTAL, names.METRIC_PRESSURE)
     yield from _memory(metrics, labels, gpu.memory_used_bytes, gpu.memory_total_bytes)
     metrics = (names.METRIC_MIG_MEMORY_USED, names.METRIC_MIG_MEMORY_TOTAL, names.METRIC_MIG_PRESSURE)
-    instances = {one["gi"]: one for one in gpu.mig["instances"]}  # compute instances share their GPU instance's memory
-    for gi, one in instances.items():
+    instances = {one["gi"]: one for one in gpu.mig["instances"] if one["gi"] is not None}
+    for gi, one in instances.items():  # compute instances share their GPU instance's memory
         yield from _memory(metrics, (*labels, str(gi)), one["memory_used_bytes"], one["memory_total_bytes"])
 
 

@@ -12,20 +12,31 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Callable, Optional
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _MOST_CONNECTIONS = 16
-_CLIENT_SECONDS = 10.0  # for all that a client has to say
+_CLIENT_SECONDS = 10.0  # for all that a client says and hears, however slowly
 
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, page: Callable[[], bytes], context: Optional[ssl.SSLContext] = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        page: Callable[[], bytes],
+        context: Optional[ssl.SSLContext] = None,
+        client_seconds: float = _CLIENT_SECONDS,
+    ) -> None:
         self.page = page
         self.context = context
+        self.client_seconds = client_seconds
+        self._ends: dict[socket.socket, float] = {}  # of every connection, by a socket of ours: TLS takes the first one over
         self._room = threading.BoundedSemaphore(_MOST_CONNECTIONS)
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         super().__init__((host, port), _Handler)
@@ -44,9 +55,22 @@ class Server(ThreadingHTTPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
-            super().process_request_thread(request, client_address)
+            with request.dup() as line:
+                self._ends[line] = time.monotonic() + self.client_seconds
+                try:
+                    super().process_request_thread(request, client_address)
+                finally:
+                    del self._ends[line]
         finally:
             self._room.release()
+
+    def service_actions(self) -> None:
+        """Twice a second, between connections: who is late is cut off, since each byte would give a client more time."""
+        now = time.monotonic()
+        for line, end in list(self._ends.items()):
+            if now >= end:
+                with contextlib.suppress(OSError):  # it has just ended
+                    line.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away, or speaks no TLS, is its own affair."""
@@ -54,11 +78,10 @@ class Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
-    timeout = _CLIENT_SECONDS
 
     def setup(self) -> None:
+        self.request.settimeout(self.server.client_seconds)
         if self.server.context:  # in this client's thread, so that one who never shakes hands holds up nobody
-            self.request.settimeout(_CLIENT_SECONDS)
             self.request = self.server.context.wrap_socket(self.request, server_side=True)
         super().setup()
 
@@ -88,8 +111,19 @@ def tls(certfile: str, keyfile: str, cafile: str) -> Optional[ssl.SSLContext]:
     if not certfile:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certfile, keyfile or None)
+    with _named(certfile, keyfile):
+        context.load_cert_chain(certfile, keyfile or None)
     if cafile:
-        context.load_verify_locations(cafile)
+        with _named(cafile):
+            context.load_verify_locations(cafile)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
+
+
+@contextlib.contextmanager
+def _named(*files: str) -> Iterator[None]:
+    """OpenSSL's errors name no file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError("%s: %s" % (", ".join(filter(None, files)), error)) from error

@@ -73,6 +73,7 @@ def earlier(file: Path, boot_id: str) -> dict[str, Any]:
 def put_together(
     answers: Mapping[str, Answer], before: Mapping[str, Any], seen: Iterable[Mapping[str, Any]], dev_root: str, boot_id: str, now: float
 ) -> dict[str, Any]:
+    read_seconds = before["sources"].get("kernel_log", {}).get("told_seconds", 0.0)
     _told, gpus = info.join({"processes": Answer(why="not asked"), **answers}, [*before["gpus"], *seen], dev_root)
     return {
         "boot_id": boot_id,
@@ -80,7 +81,7 @@ def put_together(
         "sources": {shown: _source(answers[name], before["sources"].get(shown, {}), now) for name, shown in SHOWN.items()},
         "gpus": [gpu.identity() for gpu in gpus if gpu.pci_bus_id],
         "owners": owned(gpus),
-        "xids": xids.counted(before["xids"], answers["kernel_log"].items),
+        "xids": xids.counted(before["xids"], answers["kernel_log"].items, read_seconds, now),
     }
 
 

@@ -22,8 +22,11 @@ Counted = dict[str, Any]
 NONE: Counted = {"sequence": -1, "counts": []}
 
 
-def counted(before: Mapping[str, Any], items: Iterable[Mapping[str, Any]]) -> Counted:
-    """`items` are the kernel log's, as its reader tells them. A switch's are not a GPU's."""
+def counted(before: Mapping[str, Any], items: Iterable[Mapping[str, Any]], since: float, now: float) -> Counted:
+    """`items` are the kernel log's, as its reader tells them. A switch's are not a GPU's.
+
+    The kernel's stamps drift from the clock. A line that was not there at `since`, when the log was last read, is no older than that.
+    """
     counts = {(one["pci_bus_id"], one["gi"], one["code"]): dict(one) for one in before["counts"]}
     last = before["sequence"]
     for item in items:
@@ -35,5 +38,5 @@ def counted(before: Mapping[str, Any], items: Iterable[Mapping[str, Any]]) -> Co
             key = (xid["pci_bus_id"], xid["gi"], xid["code"])
             one = counts.setdefault(key, {"pci_bus_id": key[0], "gi": key[1], "code": key[2], "count": 0, "last_seconds": 0.0})
             one["count"] += 1
-            one["last_seconds"] = parse_seconds(xid["time"])
+            one["last_seconds"] = min(now, max(parse_seconds(xid["time"]), since))
     return {"sequence": last, "counts": list(counts.values())}

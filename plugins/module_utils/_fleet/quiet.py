@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Optional, Protocol
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._diagnosis.witness import KERNEL_LOG
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.episodes import FRESH_SECONDS
 from ansible_collections.gpuops.remediation.plugins.module_utils._fleet.prometheus import Series
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.alerts import Alert, HeldAlert, LabelMap, is_own, judge
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.release import SHARED, Case, concerned
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
-from ansible_collections.gpuops.remediation.plugins.module_utils._names import METRIC_NVML_UP
+from ansible_collections.gpuops.remediation.plugins.module_utils._names import METRIC_NVML_UP, METRIC_SOURCE_AGE
 
 
 class Prometheus(Protocol):
@@ -61,12 +62,15 @@ def _known(*names: Any) -> frozenset[Any]:
 
 def faults(prometheus: Prometheus, subject: Subject, quiet_seconds: int, now: datetime, labels: LabelMap) -> list[str]:
     """Why the fleet does not agree; a Prometheus that does not answer does not."""
+    node = json.dumps(subject.node)
     try:
-        up = prometheus.raw("%s{node=%s}[%ds]" % (METRIC_NVML_UP, json.dumps(subject.node), quiet_seconds))
+        up = prometheus.raw("%s{node=%s}[%ds]" % (METRIC_NVML_UP, node, quiet_seconds))
+        ages = prometheus.raw("%s{node=%s,source=%s}[%ds]" % (METRIC_SOURCE_AGE, node, json.dumps(KERNEL_LOG), quiet_seconds))
         alerts = prometheus.raw('ALERTS{alertstate="firing"}[%ds]' % quiet_seconds)
     except RemediationError as error:
         return [str(error)]
-    return [*_exporter(up, subject, quiet_seconds, now), *_alerts(alerts, subject, now, labels)]
+    watched = _exporter(up, subject, quiet_seconds, now) or _kernel_log(ages, subject, quiet_seconds, now)
+    return [*watched, *_alerts(alerts, subject, now, labels)]
 
 
 def _exporter(up: Sequence[Series], subject: Subject, quiet_seconds: int, now: datetime) -> list[str]:
@@ -81,6 +85,19 @@ def _exporter(up: Sequence[Series], subject: Subject, quiet_seconds: int, now: d
         return ["the exporter of node %s cannot read its GPUs" % subject.node]
     if watched < quiet_seconds - FRESH_SECONDS:
         return ["the exporter of node %s has been watched for %d s, and %d are asked for" % (subject.node, watched, quiet_seconds)]
+    return []
+
+
+def _kernel_log(ages: Sequence[Series], subject: Subject, quiet_seconds: int, now: datetime) -> list[str]:
+    """An exporter answers, with the Xids that it had, also where root's reader is dead."""
+    points = sorted(point for _labels, series in ages for point in series)
+    if not points or (now - points[-1][0]).total_seconds() > FRESH_SECONDS:
+        return ["the exporter of node %s has no kernel log" % subject.node]
+    longest, watched = max(age for _time, age in points), (now - points[0][0]).total_seconds()
+    if longest > FRESH_SECONDS:
+        return ["the exporter of node %s heard nothing of the kernel log for %d s" % (subject.node, longest)]
+    if watched < quiet_seconds - FRESH_SECONDS:
+        return ["the kernel log of node %s has been read for %d s, and %d are asked for" % (subject.node, watched, quiet_seconds)]
     return []
 
 

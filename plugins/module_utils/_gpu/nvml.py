@@ -187,6 +187,8 @@ class _Reader:
         if memory is not None:
             self._tell(memory_total_bytes=memory.total, memory_used_bytes=memory.used)
         self._tell(temperature_celsius=self._call("nvmlDeviceGetTemperature", handle, self._nvml.NVML_TEMPERATURE_GPU))
+        persistence = self._call("nvmlDeviceGetPersistenceMode", handle)
+        self._tell(persistence_mode=None if persistence is None else bool(persistence))
 
     def _mig(self, handle: Any) -> None:
         mode = self._call("nvmlDeviceGetMigMode", handle)

@@ -73,6 +73,7 @@ class Gpu:
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
     temperature_celsius: int | None = None
+    persistence_mode: bool | None = None
     ecc: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(_ECC))
     remapped_rows: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(("correctable", "uncorrectable", "pending", "failure")))
     recovery_action: str | None = None

@@ -51,7 +51,7 @@ def incident_record(row: Any, stages: Iterable[Any], now: datetime, *, found: bo
         **{name: iso(getattr(row, name)) for name in _TIMES},
         "open": row.state in OPEN_STATES,
         "resume": "verify" if row.state in ENDED_OPEN_STATES else "",
-        "seconds_left": left(now, row.deadline_at),
+        "seconds_left": None if row.state == "fenced_waiting" else left(now, row.deadline_at),  # its time begins when there is room
         "stages": {stage.name: stage_record(stage) for stage in stages if stage.round == row.round},
         "found": found,
         # as node_taint takes a node

@@ -43,7 +43,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._incident.recor
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import Place, Want, place_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.rounds import asks_for_quarantine, kept, unseen
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import as_written, iso
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.queue import Queue
 
 try:
@@ -181,7 +181,7 @@ class Incidents(Queue):
                 verdict=kept(proven["verdict"]) if proven else None,
                 reason=None,
                 ended_at=None,
-                clock_at=self.now(),
+                clock_at=as_written(self.now()),
                 deadline_at=at,
                 mode=self._mode(connection),
             )
@@ -290,19 +290,32 @@ class Incidents(Queue):
         Who asks again soon keeps the node's place in line; who gives up leaves it to those behind.
         """
         limits = limits or Limits()
+        if asks_again:
+            with self.read() as connection:  # many ask each second, and only one at a time writes
+                waiting = self._waiting(connection, incident_ids)
+                if all(self._asked_lately(row) for row in waiting) and not self._may_begin(connection, waiting, max_running):
+                    return False, []
         with self.write() as connection:
-            rows = [self._incident(connection, incident_id) for incident_id in incident_ids]
-            waiting = [row for row in rows if row.state == "fenced_waiting"]
-            if not all(self._has_room(connection, node, max_running) for node in {row.node for row in waiting}):
+            waiting = self._waiting(connection, incident_ids)
+            if not self._may_begin(connection, waiting, max_running):
                 for row in waiting:
                     self._update(connection, row.id, asked_at=self.now() if asks_again else None)
                 return False, []
             return True, [self._record(connection, self._begin(connection, row, limits)) for row in waiting]
 
+    def _waiting(self, connection: sa.Connection, incident_ids: Sequence[str]) -> list[Any]:
+        rows = [self._incident(connection, incident_id) for incident_id in incident_ids]
+        return [row for row in rows if row.state == "fenced_waiting"]
+
+    def _may_begin(self, connection: sa.Connection, waiting: Sequence[Any], max_running: int) -> bool:
+        """Not while another run has the node's lock, which whoever asks has not taken yet: the time that begins would be spent on waiting."""
+        nodes = {row.node for row in waiting}
+        return not nodes & self._locked(connection) and all(self._has_room(connection, node, max_running) for node in nodes)
+
     def _begin(self, connection: sa.Connection, row: Any, limits: Limits) -> Any:
         now = self.now()
-        row = self._update(connection, row.id, state="running", clock_at=now, deadline_at=after_waiting(now, limits))
-        self._tell_without(connection)
+        row = self._update(connection, row.id, state="running", clock_at=as_written(now), deadline_at=after_waiting(now, limits))
+        self._tell_of_waiting(connection)
         return row
 
     def _insert(
@@ -334,7 +347,7 @@ class Incidents(Queue):
             "mode": mode,
             "opened_at": self.now(),
             **self._episode(want),
-            "clock_at": due.clock_at,
+            "clock_at": as_written(due.clock_at),
             "asked_at": self.now(),
             "deadline_at": due.at,
             "detected_late_seconds": due.detected_late_seconds,
@@ -566,7 +579,7 @@ class Incidents(Queue):
         waited = row.state == "fenced_waiting"
         row = self._update(connection, row.id, **values)
         if waited:
-            self._tell_without(connection)
+            self._tell_of_waiting(connection)
         if state == "cancelled_by_human":
             self._leave_changes(connection, row.id)
         record = self._record(connection, row)

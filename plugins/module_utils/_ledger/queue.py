@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import takewhile
-from typing import Optional
+from typing import Any, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.records import PREDICTED
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.settings import Settings
@@ -44,8 +44,11 @@ class Queue(Settings):
         running = sa.select(INCIDENTS.c.node).where(
             INCIDENTS.c.state == "running", INCIDENTS.c.kind == "fault", INCIDENTS.c.id != PREDICTED, INCIDENTS.c.deadline_at > self.now()
         )
-        locked = sa.select(LOCKS.c.node).where(LOCKS.c.holder.is_not(None), LOCKS.c.expires_at > self.now())
-        return {*connection.execute(running).scalars(), *connection.execute(locked).scalars()}
+        return {*connection.execute(running).scalars(), *self._locked(connection)}
+
+    def _locked(self, connection: sa.Connection) -> set[str]:
+        live = sa.select(LOCKS.c.node).where(LOCKS.c.holder.is_not(None), LOCKS.c.expires_at > self.now())
+        return set(connection.execute(live).scalars())
 
     def _in_line(self, connection: sa.Connection, node: Optional[str] = None) -> Sequence[str]:
         """The nodes that wait, those whose time has stood still for longest first: `node`, and those that a run has asked for lately.
@@ -56,27 +59,24 @@ class Queue(Settings):
         waiting = sa.select(INCIDENTS.c.node).where(INCIDENTS.c.state == "fenced_waiting", sa.or_(asked, INCIDENTS.c.node == node))
         return connection.execute(waiting.order_by(INCIDENTS.c.clock_at, INCIDENTS.c.id)).scalars().all()
 
+    def _asked_lately(self, row: Any) -> bool:
+        """So that its place is not about to be lost."""
+        return bool(row.asked_at and row.asked_at > self.now() - timedelta(seconds=ASKED_SECONDS / 3))
+
     def _tell_of_waiting(self, connection: sa.Connection) -> None:
-        """One page for all that wait; it grows until it is sent. Of who comes later another tells, and not too soon after the last."""
+        """One page for all that wait, kept true until it is sent. Of who comes later another tells, and not too soon after the last."""
         columns = (INCIDENTS.c.id, INCIDENTS.c.round, INCIDENTS.c.node, INCIDENTS.c.clock_at)
         waiting = sa.select(*columns).where(INCIDENTS.c.state == "fenced_waiting")
         rows = connection.execute(waiting.order_by(INCIDENTS.c.clock_at, INCIDENTS.c.id)).all()
         payload = {"nodes": sorted({row.node for row in rows}), "incident_ids": [row.id for row in rows]}
-        last = connection.execute(sa.select(OUTBOX).where(OUTBOX.c.topic == _PAGE).order_by(OUTBOX.c.id.desc()).limit(1)).first()
-        if last and not last.attempts:
-            connection.execute(sa.update(OUTBOX).where(OUTBOX.c.id == last.id).values(payload=payload))
-            return
+        pages = connection.execute(sa.select(OUTBOX).where(OUTBOX.c.topic == _PAGE).order_by(OUTBOX.c.id.desc()).limit(2)).all()
+        to_come = next((page for page in pages[:1] if not page.attempts), None)
+        last = next((page for page in pages if page.attempts), None)
         at = last.sent_at or last.created_at if last else None
         new = [row for row in rows if not last or row.id not in last.payload["incident_ids"] or row.clock_at > at]
-        if new:
+        if to_come:
+            same = OUTBOX.c.id == to_come.id
+            connection.execute(sa.update(OUTBOX).where(same).values(payload=payload) if new else sa.delete(OUTBOX).where(same))
+        elif new:
             due_at = max(at + timedelta(seconds=PAGE_SECONDS), self.now()) if at else self.now()
             self._notify(connection, "waiting:%s:%d" % (new[0].id, new[0].round), _PAGE, payload, due_at=due_at)
-
-    def _tell_without(self, connection: sa.Connection) -> None:
-        """Some wait no more, so a page that is to come leaves them out, or does not come."""
-        to_come = sa.select(OUTBOX).where(OUTBOX.c.topic == _PAGE, OUTBOX.c.attempts == 0, OUTBOX.c.due_at > self.now())
-        page = connection.execute(to_come.order_by(OUTBOX.c.id.desc()).limit(1)).first()
-        if page is None:
-            return
-        connection.execute(sa.delete(OUTBOX).where(OUTBOX.c.id == page.id))
-        self._tell_of_waiting(connection)

@@ -103,7 +103,8 @@ class Views(Inbox, Locks):
             mine = sa.select(STAGES).where(STAGES.c.incident_id == row.id).order_by(STAGES.c.round, STAGES.c.started_at)
             stages = connection.execute(mine).all()
             told = connection.execute(sa.select(OUTBOX).where(OUTBOX.c.incident_id == row.id).order_by(OUTBOX.c.id)).all()
-            spent = max(0.0, ((row.ended_at or self.now()) - row.clock_at).total_seconds())
+            until = row.clock_at if row.state == "fenced_waiting" else row.ended_at or self.now()
+            spent = max(0.0, (until - row.clock_at).total_seconds())
             total = (row.deadline_at - row.clock_at).total_seconds()
             return {
                 **self._record(connection, row),

@@ -98,6 +98,12 @@ class ProcFs:
             raise NodeUnreadable(f"{self.root / 'stat'} has no btime")
         return int(match.group(1))
 
+    def memory_bytes(self) -> int:
+        match = re.search(r"^MemTotal:\s+(\d+) kB", self._read("meminfo"), re.MULTILINE)
+        if not match:
+            raise NodeUnreadable(f"{self.root / 'meminfo'} has no MemTotal")
+        return int(match.group(1)) * 1024
+
     def pids(self) -> Iterator[int]:
         return (int(name) for name in os.listdir(self.root) if name.isdigit())
 

@@ -24,7 +24,9 @@ RULE = {"alert": "GpuXid", "expr": "gpuops_xid_events_total > 0", "labels": {"se
 def metrics(xids: dict[tuple[str, str], int], *up: str) -> str:
     """xids: how many of Xid 48, by node and GPU. up: nodes whose exporter can read its GPUs."""
     lines = [f'gpuops_xid_events_total{{node="{node}",gpu_uuid="{uuid}",xid="48"}} {count}' for (node, uuid), count in xids.items()]
-    return "\n".join([*lines, *(f'gpuops_nvml_up{{node="{node}"}} 1' for node in up), ""])
+    for node in up:
+        lines += [f'gpuops_nvml_up{{node="{node}"}} 1', f'gpuops_source_age_seconds{{node="{node}",source="kernel_log"}} 5']
+    return "\n".join([*lines, ""])
 
 
 @pytest.fixture

@@ -129,5 +129,11 @@ def test_no_reload(machine):
     run, restarted = deployed(machine, responder_tasks_max=4095)
     assert f"reload_pending: {RESPONDER}, {RECONCILE}" in run.output, run.output
     assert (restarted, reloads(), machine.systemd.show(RESPONDER, "TasksMax")) == (False, 0, "4096")
-    _run, restarted = deployed(machine, responder_tasks_max=4094, responder_daemon_reload=True)
-    assert (restarted, reloads(), machine.systemd.show(RESPONDER, "TasksMax")) == (True, 1, "4094")
+    _run, restarted = deployed(machine, responder_daemon_reload=True)
+    assert (restarted, reloads(), machine.systemd.show(RESPONDER, "TasksMax")) == (True, 1, "4095"), (
+        "the same units, found as they should be"
+    )
+    _run, restarted = deployed(machine, responder_tasks_max=4094)
+    assert (restarted, reloads(), machine.systemd.show(RESPONDER, "TasksMax")) == (True, 2, "4094")
+    run, restarted = deployed(machine)
+    assert (run.changed("localhost"), restarted, reloads()) == (0, False, 2), run.output

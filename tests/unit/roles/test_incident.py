@@ -44,14 +44,32 @@ def test_whose_pods_are_evicted(action, scope, pods):
     assert value("incident_drained", incident_verdict={"action": action, "scope": scope}) == pods
 
 
-@pytest.mark.parametrize("most, nodes", [(1, "b"), (2, "ba"), (9, "bac"), pytest.param(0, "bac", id="no limit")])
-def test_reconcile_asks_room_for_as_many_nodes_as_may_be_worked_on(most, nodes):
-    """The oldest, each with all of its incidents."""
-    incidents = [{"id": f"{node}{number}", "node": node} for number, node in ((3, "c"), (2, "a"), (2, "b"), (1, "a"), (1, "b"), (0, "a"))]
-    now = {"incidents": incidents, "waiting": ["b1", "a1", "b2", "a2", "c3"]}
+def test_reconcile_touches_no_node_for_what_has_ended_meanwhile():
+    """S4, S6: a node that was opted out, or was made again, has its incident ended by being looked for."""
+    keeping = yaml.safe_load((TASKS / "open_unfinished.yml").read_text())[-1]["ansible.builtin.set_fact"]["incident_opened"]
+    answers = [
+        {"incidents": [{"id": "a", "open": False}, {"id": "b", "open": True}]},
+        {"skipped": True},
+        {"incidents": [{"id": "b", "open": True}]},
+    ]
+    assert [one["id"] for one in evaluated(keeping, incident_answer={"results": answers})] == ["b"]
+
+
+@pytest.mark.parametrize("most, last", [(1, 8), (2, 16), (9, 20), pytest.param(0, 20, id="no limit")])
+def test_reconcile_asks_room_for_the_oldest_and_not_for_all_of_a_storm(most, last):
+    """Each node with all of its incidents, since whoever looks after what is overdue has to get to its end."""
+    waiting = [f"{node}-{number}" for number in (1, 2) for node in range(1, 21)]
+    now = {"incidents": [{"id": one, "node": one.partition("-")[0]} for one in [*reversed(waiting), "3-0"]], "waiting": waiting}
     parts = {"incident_waiting": value("incident_waiting", incident_now=now)}
     parts["incident_next_nodes"] = value("incident_next_nodes", incident_max_running=most, **parts)
-    assert value("incident_next", **parts) == [one for one in now["waiting"] if one[0] in nodes]
+    assert value("incident_next", **parts) == [one for one in waiting if int(one.partition("-")[0]) <= last]
+
+
+@pytest.mark.parametrize("reconcile, spent, may", [(True, 0, True), (True, 239, True), (True, 241, False), (False, 600, True)])
+def test_a_reconcile_that_has_been_at_work_for_long_begins_nothing(reconcile, spent, may):
+    """The next one does, which cannot start before, and looks first at what is over time."""
+    given = {"incident_reconcile": reconcile, "incident_began_at": str(BEGAN.timestamp()), "now": lambda: BEGAN + timedelta(seconds=spent)}
+    assert value("incident_may_begin", **given) is may
 
 
 def test_nobody_waits_for_a_node_that_its_own_run_has_not_begun():
@@ -100,7 +118,7 @@ def by_host(work):
     [
         (["fenced_waiting"], [], True),
         pytest.param(["running", "fenced_waiting"], ["running"], False, id="S16: one is over time, so that the node has no room for it"),
-        (["contained", "fenced_waiting", "fenced_waiting"], ["contained"], False),
+        pytest.param(["contained", "fenced_waiting"], ["contained"], True, id="to look again has time, and would take room from who waits"),
     ],
 )
 def test_what_needs_no_room_waits_for_none(states, left, leaves):

@@ -38,6 +38,7 @@ _NAMES = Path(__file__).parents[4] / "plugins/module_utils/_names.py"  # the col
 CALLS = (  # that it makes
     *("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo"),
     *("nvmlDeviceGetFieldValues", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetMemoryInfo"),
+    "nvmlDeviceGetPersistenceMode",
 )
 WATCHDOG_SECONDS = 3.0  # a call that takes longer is given up
 SOURCES = ("nvml", "state", "processes", "kernel_log")
@@ -121,6 +122,7 @@ def _of_gpu(labels: tuple[str, str, str], state: dict[str, Any], model: dict[str
     yield "gpuops_gpu_row_remap_failed", labels, gpu["remapped_rows"]["failure"]
     for error in ("corrected", "uncorrected"):
         yield "gpuops_gpu_ecc_errors_total", (*labels, error), gpu["ecc"][f"{error}_volatile"]
+    yield "gpuops_gpu_persistence_mode", labels, gpu["persistence"]
     memory = model["memory"]
     yield from _memory("gpu", labels, memory["reserved_bytes"] + mig.memory_used(state, gpu), memory["total_bytes"])
     for instance in gpu["mig"]["instances"]:

@@ -14,6 +14,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof i
     counts,
     refuse_mps,
     require,
+    require_limitable,
     require_witness,
 )
 
@@ -194,3 +195,46 @@ def test_the_exporters_readers_are_no_holders_and_who_takes_their_name_is():
     assert not counts(process(cgroup="/system.slice/gpuops-exporter.service"), [])
     assert not counts(process(cgroup="/system.slice/gpuops-node-state.service"), [])
     assert counts(process(cgroup="/user.slice/user-1000.slice/user@1000.service/gpuops-exporter.service"), [])
+
+
+@pytest.mark.parametrize(
+    ("path", "members"),
+    [
+        pytest.param(UNIT, [MemberInfo(7, UNIT, "/opt/train")], id="a unit"),
+        pytest.param(
+            CONTAINER, [MemberInfo(7, f"{CONTAINER}/init.scope", "/usr/lib/systemd/systemd")], id="a container with its own systemd"
+        ),
+        pytest.param("/tenants.slice", [MemberInfo(7, f"/tenants.slice{UNIT}", "/opt/train")], id="a slice with somebody's units"),
+        pytest.param("/tenants.slice", [], id="an empty slice"),
+        pytest.param("/slurm/uid_1000/job_1", [MemberInfo(7, "/slurm/uid_1000/job_1/step_0", "/opt/train")], id="a job, by its name"),
+    ],
+)
+def test_s10_what_may_be_limited(path, members):
+    require_limitable(path, members, Task([900, 1], "/system.slice/sshd.service"), [])
+
+
+@pytest.mark.parametrize(
+    ("path", "members", "why"),
+    [
+        pytest.param("/", [], "is the root", id="root"),
+        pytest.param("/init.scope", [], "never touched", id="process 1"),
+        pytest.param("/system.slice/kubelet.service", [], "never touched", id="kubelet"),
+        pytest.param("/system.slice/kubelet.service/below", [], "never touched", id="below the kubelet's"),
+        pytest.param("/kubepods.slice", [], "the kubelet's", id="all pods"),
+        pytest.param(POD, [], "the kubelet's", id="a pod"),
+        pytest.param("/kubelet.slice/kubelet-kubepods.slice", [], "the kubelet's", id="pods below a root of the kubelet's"),
+        pytest.param("/user.slice", [], "systemd's own", id="all users, of whom none is here"),
+        pytest.param("/kubepods/burstable", [], "the kubelet's", id="pods on cgroupfs"),
+        pytest.param(
+            "/node.slice", [MemberInfo(7, "/node.slice/containerd.service", "/bin/x")], "holds /bin/x", id="a slice with a runtime"
+        ),
+        pytest.param("/node.slice", [MemberInfo(7, "/node.slice/own.service", "/usr/sbin/sshd")], "sshd", id="a slice with an sshd"),
+        pytest.param(UNIT, [MemberInfo(900, UNIT, "/usr/bin/python3")], "this very task", id="the task's own"),
+        pytest.param("/own.slice", [], "this very task", id="above the task's own"),
+        pytest.param("/system.slice/kept.service", [], "never touched", id="a protected unit"),
+        pytest.param("/kept.slice", [], "is protected", id="a protected slice"),
+    ],
+)
+def test_s10_what_is_never_limited(path, members, why):
+    with pytest.raises(NotProven, match=why):
+        require_limitable(path, members, Task([900, 1], "/own.slice/task.service"), ["kept.service", "/kept.slice"])

@@ -24,6 +24,12 @@ def test_what_nvml_does_not_tell_has_no_sample():
     assert set(shown(gpus=[gpu])) == {(_names.METRIC_NVML_UP, ("n",)), (_names.METRIC_ABANDONED, ("n",))}
 
 
+@pytest.mark.parametrize(("mode", "value"), [(True, 1), (False, 0)])
+def test_persistence(mode, value):
+    gpu = Gpu(uuid="GPU-a", pci_bus_id="0000:00:06.0", persistence_mode=mode)
+    assert shown(gpus=[gpu])[_names.METRIC_PERSISTENCE, ("n", "GPU-a", "0000:00:06.0")] == value
+
+
 def test_a_gpu_without_a_name_has_no_figures():
     """Two of them would have the same labels, and Prometheus would take neither."""
     assert not [key for key in shown(gpus=[Gpu(memory_total_bytes=2, memory_used_bytes=1)] * 2) if "memory" in key[0]]
@@ -47,6 +53,12 @@ def test_compute_instances_do_not_double_their_instances_memory():
     gpu.take({"mig": {"current": True, "instances": [instance, {**instance, "ci": 1}]}})
     found = [sample for sample in samples(Known(node="n", gpus=[gpu]), 100) if sample.metric.startswith("gpuops_mig")]
     assert [(sample.labels[-1], sample.value) for sample in found] == [("2", 96), ("2", 100), ("2", 3)]
+
+
+def test_an_instance_that_nvml_cannot_name_has_no_figures():
+    gpu = Gpu(uuid="GPU-a", pci_bus_id="0000:00:06.0")
+    gpu.take({"mig": {"current": True, "instances": [{"gi": None, "memory_total_bytes": 100, "memory_used_bytes": 96}]}})
+    assert not [name for name, _labels in shown(gpus=[gpu]) if name.startswith("gpuops_mig")]
 
 
 @pytest.mark.parametrize("number", [*RECOVERY_ACTIONS, 99])

@@ -10,6 +10,7 @@ import contextlib
 import socket
 import ssl
 import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -22,8 +23,8 @@ PAGE = b"gpuops_nvml_up 1.0\n"
 
 
 @contextlib.contextmanager
-def serving(context=None):
-    with Server("127.0.0.1", 0, lambda: PAGE, context) as server:
+def serving(context=None, **more):
+    with Server("127.0.0.1", 0, lambda: PAGE, context, **more) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -80,6 +81,23 @@ def test_clients_that_say_nothing_hold_nobody_up_and_take_no_end():
         wait_until(answered, "room again")
 
 
+def trickled(port):
+    """How long a client may go on that says one byte after the other."""
+    begun = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client, contextlib.suppress(OSError):
+        client.sendall(b"\x16\x03\x01\x3f\xff")  # to TLS the head of a long record, to HTTP of a long line
+        while time.monotonic() - begun < 20 and not closed(client):
+            client.sendall(b"x")
+    return time.monotonic() - begun
+
+
+def test_a_client_that_trickles_is_cut_off(files):
+    """With TLS its hands are never shaken; without, its line never ends."""
+    for context in (None, tls(*files, "")):
+        with serving(context, client_seconds=1.0) as port:
+            assert 0.9 < trickled(port) < 10
+
+
 def test_tls(files):
     with serving(tls(*files, "")) as port, socket.create_connection(("127.0.0.1", port), timeout=10):  # who never shakes hands
         assert get(port, scheme="https", context=ssl.create_default_context(cafile=files[0]))[0] == PAGE
@@ -98,3 +116,11 @@ def test_tls_with_certificates_of_clients(files):
 
 def test_no_tls_without_a_certificate():
     assert tls("", "", "") is None
+
+
+def test_a_file_that_cannot_be_read_is_named(files):
+    certfile, keyfile = files
+    for wrong in ("/no/such.pem", __file__):
+        for given in ((wrong, keyfile, ""), (certfile, wrong, ""), (certfile, keyfile, wrong)):
+            with pytest.raises(OSError, match=wrong):
+                tls(*given)

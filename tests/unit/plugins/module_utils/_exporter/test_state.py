@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.state import earlier, put_together, sources
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import info
+from ansible_collections.gpuops.remediation.plugins.module_utils._node import kernel_log
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Answer
 
 GPU = {"uuid": "GPU-a", "pci_bus_id": "0000:00:06.0", "minor": 0}
@@ -32,6 +33,23 @@ def test_when_a_source_last_told_everything_outlives_its_silence(tmp_path):
     }  # fmt: skip
     assert silent["owners"] == [], "what was is no figure of now"
     assert [one["uuid"] for one in silent["gpus"]] == ["GPU-a"], "but its name is"
+
+
+def test_an_xid_is_no_older_than_the_last_reading_that_did_not_have_it(tmp_path):
+    """One that failed did not look."""
+
+    def read(before, now, *numbers, why=None):
+        path = tmp_path / "kmsg"
+        path.write_text("".join(f"3,{number},1000000,-;NVRM: Xid (PCI:0000:00:06): 79, text\n" for number in numbers))
+        items = []
+        kernel_log.collect(str(path), 1000, "boot", None, items.append)
+        answers = {"nvml": NVML, "driver": Answer([{"known": []}]), "kernel_log": Answer(items, why)}
+        return {**put_together(answers, before, [], "/dev", "boot", now), "cost": {}}
+
+    empty = read(earlier(tmp_path / "none.json", "boot"), 2000.0)
+    silent = read(empty, 3000.0, why="did not answer within 3 s")
+    [found] = read(silent, 4000.0, 1)["xids"]["counts"]
+    assert (found["count"], found["last_seconds"]) == (1, 2000.0)
 
 
 def test_sources_have_the_names_that_modules_have_for_them(monkeypatch):

@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import zipfile
 
+import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.unpack import unpacked
 
 
@@ -26,3 +28,16 @@ def test_unpacked_once_and_anew_for_another_program(tmp_path):
     assert unpacked(str(path), str(cache)) == first and (first / "compiled").exists()
     second = unpacked(program(path, "2"), str(cache))
     assert (second / "__main__.py").read_text() == "2" and list(cache.iterdir()) == [second]
+
+
+def test_without_room_nothing_is_left_of_it(tmp_path, monkeypatch):
+    path, cache = tmp_path / "program", tmp_path / "cache"
+
+    def full(archive, folder):
+        (tmp_path / folder / "half").touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(zipfile.ZipFile, "extractall", full)
+    with pytest.raises(OSError, match="No space"):
+        unpacked(program(path, "1"), str(cache))
+    assert list(cache.iterdir()) == []

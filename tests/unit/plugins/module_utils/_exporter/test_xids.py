@@ -19,12 +19,16 @@ def told(tmp_path, *records):
     return items
 
 
+def counted(before, items, since=0.0, now=9999.0):
+    return xids.counted(before, items, since, now)
+
+
 def by_key(counted):
     return {(one["pci_bus_id"], one["gi"], one["code"]): (one["count"], one["last_seconds"]) for one in counted["counts"]}
 
 
 def test_by_gpu_instance_and_code(tmp_path):
-    found = xids.counted(xids.NONE, told(
+    found = counted(xids.NONE, told(
         tmp_path, (5, 1, f"NVRM: Xid ({GPU}): 31, pid=7, name=a, text"), (6, 2, f"NVRM: Xid ({GPU}): 31, pid=7, name=a, text"),
         (7, 3, f"NVRM: Xid ({GPU} GPU-I:02 GPU-CI:00): 31, text"), (8, 4.5, f"NVRM: Xid ({OTHER}): 79, text"),
     ))  # fmt: skip
@@ -35,15 +39,24 @@ def test_by_gpu_instance_and_code(tmp_path):
 
 
 def test_a_line_counts_once_and_is_kept_when_it_is_gone(tmp_path):
-    first = xids.counted(xids.NONE, told(tmp_path, (5, 1, f"NVRM: Xid ({GPU}): 79, text")))
-    again = xids.counted(first, told(tmp_path, (5, 1, f"NVRM: Xid ({GPU}): 79, text"), (6, 1, f"NVRM: Xid ({GPU}): 79, text")))
+    first = counted(xids.NONE, told(tmp_path, (5, 1, f"NVRM: Xid ({GPU}): 79, text")))
+    again = counted(first, told(tmp_path, (5, 1, f"NVRM: Xid ({GPU}): 79, text"), (6, 1, f"NVRM: Xid ({GPU}): 79, text")))
     assert by_key(again) == {("0000:00:06.0", None, 79): (2, 1001.0)}, "also of the same moment"
-    assert xids.counted(again, []) == again
+    assert counted(again, []) == again
     assert by_key(first) == {("0000:00:06.0", None, 79): (1, 1001.0)}, "what was written before is not touched"
 
 
+def test_a_stamp_that_drifted_is_put_right_by_when_the_log_was_read(tmp_path):
+    """The last reading did not see the line, and it is there now."""
+    log = told(tmp_path, (5, 1, f"NVRM: Xid ({GPU}): 79, text"))
+    stamps = {since: by_key(counted(xids.NONE, log, since, now=since + 10)) for since in (0.0, 995.0, 1500.0, 900.0)}
+    assert {since: found["0000:00:06.0", None, 79] for since, found in stamps.items()} == {
+        0.0: (1, 10.0), 995.0: (1, 1001.0), 1500.0: (1, 1500.0), 900.0: (1, 910.0),
+    }  # fmt: skip
+
+
 def test_what_is_no_gpus_xid_counts_nothing(tmp_path):
-    found = xids.counted(xids.NONE, told(
+    found = counted(xids.NONE, told(
         tmp_path, (5, 1, "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30"), (6, 2, f"NVRM: GPU at {GPU}: GPU-0"),
         (7, 3, "NVRM: GPU 0000:00:06.0: GPU has fallen off the bus."),
     ))  # fmt: skip

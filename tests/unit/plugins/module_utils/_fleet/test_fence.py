@@ -25,12 +25,17 @@ class Witness:
         self.asked.append(query)
         if self.error:
             raise self.error
-        return self.samples
+        return [*self.samples, *map(read_now, self.samples)]
 
 
 def counted(node="gpu-1", age=10):
     labels = {"__name__": "gpuops_xid_events_total", "node": node, "gpu_uuid": GPU, "xid": "79"}
     return Sample(labels, 1.0, NOON - timedelta(seconds=age))
+
+
+def read_now(sample):
+    """The node's kernel log, at the same scrape."""
+    return Sample({"__name__": "gpuops_source_age_seconds", "node": sample.labels["node"], "source": "kernel_log"}, 5.0, sample.time)
 
 
 @pytest.fixture

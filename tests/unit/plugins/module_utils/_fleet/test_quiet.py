@@ -30,11 +30,14 @@ def alert(age: float = 300, name: str = "GpuXid", node: str = "gpu-1", **labels:
 
 
 UP = (points(*WATCHED),)
+READ = (points(*WATCHED, value=10),)
 
 
-def said(up=UP, alerts=(), subject=SUBJECT):
+def said(up=UP, alerts=(), subject=SUBJECT, ages=READ):
     def raw(query):
-        return list(alerts) if query.startswith("ALERTS") else [({"node": "gpu-1"}, series) for series in up]
+        if query.startswith("ALERTS"):
+            return list(alerts)
+        return [({"node": "gpu-1"}, series) for series in (up if query == 'gpuops_nvml_up{node="gpu-1"}[600s]' else ages)]
 
     return faults(SimpleNamespace(raw=raw), subject, 600, NOON, DEFAULT_LABELS)
 
@@ -53,6 +56,21 @@ def said(up=UP, alerts=(), subject=SUBJECT):
 )
 def test_somebody_has_to_watch(up, why):
     assert said(up) == why
+
+
+@pytest.mark.parametrize(
+    ("ages", "why"),
+    [
+        ((points(*WATCHED, value=60),), []),
+        ((), ["the exporter of node gpu-1 has no kernel log"]),
+        ((points(600, 61, value=10),), ["the exporter of node gpu-1 has no kernel log"]),
+        ((points(600, 0, value=10) + points(300, value=61),), ["the exporter of node gpu-1 heard nothing of the kernel log for 61 s"]),
+        ((points(539, 0, value=10),), ["the kernel log of node gpu-1 has been read for 539 s, and 600 are asked for"]),
+    ],
+)
+def test_somebody_has_to_read_the_kernel_log(ages, why):
+    """NVML answers and the exporter is up, and yet no Xid would be seen."""
+    assert said(ages=ages) == why
 
 
 FIRED = ["the alert GpuXid was last seen firing 300 s ago"]

@@ -67,6 +67,7 @@ HEALTHY = {
     "nvmlDeviceGetSramEccErrorStatus": 0,
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=150754820096, used=644939776),
     "nvmlDeviceGetTemperature": 31,
+    "nvmlDeviceGetPersistenceMode": 1,
     "nvmlDeviceGetMigMode": (0, 0),
     "nvmlDeviceGetComputeRunningProcesses_v3": [],
     "nvmlDeviceGetGraphicsRunningProcesses_v3": [],
@@ -152,6 +153,7 @@ def test_a_healthy_gpu(monkeypatch):
         "memory_total_bytes": 150754820096,
         "memory_used_bytes": 644939776,
         "temperature_celsius": 31,
+        "persistence_mode": True,
         "ecc": {
             "enabled": True,
             "pending": False,
@@ -212,9 +214,9 @@ def test_recovery_action(monkeypatch, values, action, errors):
 
 
 def test_a_refused_call_leaves_its_fields_null_and_the_rest_read(monkeypatch):
-    _node, [gpu] = read(monkeypatch, nvmlDeviceGetRemappedRows=FakeError(4), nvmlDeviceGetTemperature=FakeError(3))
+    _node, [gpu] = read(monkeypatch, nvmlDeviceGetRemappedRows=FakeError(4), nvmlDeviceGetPersistenceMode=FakeError(3))
     assert gpu["remapped_rows"]["failure"] is None
-    assert gpu["temperature_celsius"] is None
+    assert gpu["persistence_mode"] is None
     assert gpu["memory_used_bytes"] == 644939776
     assert gpu["errors"] == [{"call": "nvmlDeviceGetRemappedRows", "error": "Insufficient Permissions"}]
 

@@ -42,6 +42,14 @@ def test_the_story_of_an_incident(ledger, clock):
     assert [one["topic"] for one in story["notifications"]] == ["held_for_human"]
 
 
+def test_time_stands_still_while_one_waits_for_room(ledger, clock):
+    opened(ledger, by_hand(node="gpu-0", uid="uid-0"))
+    waits = ledger.open_incident(by_hand(now=clock.now), max_running=1).record["id"]
+    clock.on(800)
+    assert ledger.incident(waits)["seconds_left"] is None
+    assert ledger.story(waits)["budget"] == {"seconds": 720, "spent_seconds": 0.0, "within": True}
+
+
 def test_pruning_keeps_what_still_matters(ledger, clock):
     """S3, S6, S19: retention, but what is open stays, and so does each GPU's last release or a human's word on it."""
     stays, cancelled = opened(ledger, by_hand("1")), opened(ledger, by_hand("2"))

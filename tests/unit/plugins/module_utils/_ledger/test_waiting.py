@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.requests import from_group
+from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.queue import ASKED_SECONDS
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from ledgers import GPU, NOON, by_hand, opened
 
@@ -64,6 +65,45 @@ def test_a_lock_that_has_lapsed_keeps_nobody_waiting(ledger, clock):
     second = waiting(ledger, 1)
     clock.on(31)
     assert ledger.begin([second], max_running=1)[0]
+
+
+def test_no_time_begins_on_a_node_that_another_run_has_locked(ledger, clock):
+    """It would be spent on waiting for the lock."""
+    first = opened(ledger, by_hand(node="gpu-1", uid="uid-1"))
+    opened(ledger, by_hand(node="gpu-0", uid="uid-0"))
+    ledger.close_incident(first, "held_for_human")
+    second = ledger.reopen(first, anew=True, max_running=1).record["id"]
+    token = ledger.take_lock("gpu-1", "release")
+    assert ledger.begin([second], max_running=2) == (False, [])
+    assert ledger.begin([second]) == (False, []), "nor without a limit"
+    ledger.release_lock("gpu-1", token)
+    assert ledger.begin([second], max_running=2)[0]
+
+
+def test_who_asks_each_second_does_not_write_each_second(ledger, first, clock):
+    """Many ask, and the stages of those at work write between them."""
+    second = waiting(ledger, 1)
+    asked = []
+    for _second in range(59):
+        clock.on(1)
+        assert ledger.begin([second], max_running=1, asks_again=True) == (False, [])
+        with ledger.read() as connection:
+            asked.append(ledger._incident(connection, second).asked_at)
+    assert len(set(asked)) == 3
+    assert clock.now - asked[-1] < timedelta(seconds=ASKED_SECONDS / 2)
+
+
+def test_the_line_is_the_same_by_what_is_written_of_its_times(ledger, first, clock):
+    """A run that took another for the first in line would keep its forks for nodes that come later."""
+    ids = []
+    for number in (1, 2, 3, 4):
+        clock.on(0.0001)
+        ids.append(waiting(ledger, number))
+    records = [ledger.incident(one) for one in ids]
+    by_text = [one["id"] for one in sorted(records, key=lambda one: (one["clock_at"], one["id"]))]
+    assert ledger.overview()["waiting"] == by_text
+    ended(ledger, clock, first)
+    assert [ledger.begin([one], max_running=4)[0] for one in by_text] == [True] * 4
 
 
 def test_a_node_counts_once(ledger, first):
@@ -241,6 +281,16 @@ def test_a_page_about_nobody_is_not_sent(ledger, first, clock, how):
     how(ledger, second)
     assert ledger.incident(second)["state"] != "fenced_waiting"
     clock.on(601)
+    assert told(ledger) == []
+
+
+def test_nor_is_the_first_page_which_is_due_at_once(ledger, first, clock):
+    """As in a run that an operator began, which tells people when it is over."""
+    second, third = waiting(ledger, 1), waiting(ledger, 2)
+    ended(ledger, clock, first)
+    assert ledger.begin([second], max_running=2)[0]
+    assert ledger.figures().outbox_since == NOON, "and it is as old as it is"
+    ledger.begin([third], max_running=2)
     assert told(ledger) == []
 
 
