@@ -59,6 +59,12 @@ options:
       - Another run on the node is waited for as long.
     type: float
     default: 120
+  deadline_seconds:
+    description:
+      - How long all of it may take, with the wait for another run, what is read before, and O(busy_timeout_seconds); beside it a few seconds to read
+        what came of it, and the time for resets. Half of what is left at most is spent on holders, so that as much is there for the change.
+      - Left out, each of these has its own time.
+    type: float
   nvidia_smi:
     description: The program that resets a GPU, for which NVML has no call.
     type: str

@@ -32,6 +32,7 @@ EXAMPLES = r"""
     node: gpu-1
     gpus: "{{ (mig.gpus | gpuops.remediation.mig_devices).gpus }}"
     mig_devices: "{{ (mig.gpus | gpuops.remediation.mig_devices).mig_devices }}"
+    empty_gpus: "{{ (mig.gpus | gpuops.remediation.mig_devices).empty_gpus }}"
 """
 
 RETURN = r"""
@@ -39,6 +40,8 @@ _value:
   description:
     - C(gpus), how many have MIG switched off; C(mig_devices), how many there are of each, by profile name; C(uuids), of all of them, as far
       as they are there already.
+    - C(empty_gpus), which of them, by UUID, have MIG switched on and no MIG device, be it that their instances have no compute instance.
+      NVIDIA's device plugin ends with an error where there is one.
   type: dict
 """
 
@@ -53,6 +56,7 @@ def mig_devices(gpus: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[str
     told = {one["uuid"]: (one.get("error") or {}).get("once_free") or one.get("after") for one in planned}
     after = {uuid: layout for uuid, layout in told.items() if layout}
     whole: list[str] = []
+    empty: list[str] = []
     names: Counter[str] = Counter()
     uuids: list[str] = []
     for gpu in gpus:
@@ -62,11 +66,13 @@ def mig_devices(gpus: Sequence[Mapping[str, Any]], planned: Sequence[Mapping[str
         if not layout["mig"]:
             whole.append(gpu["uuid"])
             continue
+        if not any(instance["compute"] for instance in layout["instances"]):
+            empty.append(gpu["uuid"])
         for instance in layout["instances"]:
             for compute in instance["compute"]:
                 names[device_name(instance["profile"], compute["slices"])] += 1
                 uuids += [compute["uuid"]] if compute["uuid"] else []
-    return {"gpus": len(whole), "mig_devices": dict(names), "uuids": whole + uuids}
+    return {"gpus": len(whole), "mig_devices": dict(names), "empty_gpus": empty, "uuids": whole + uuids}
 
 
 class FilterModule:

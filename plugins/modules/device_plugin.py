@@ -47,6 +47,13 @@ options:
     description: How many MIG devices the node has, by profile name. Compute instances that share a GPU instance are named C(1c.3g.71gb).
     type: dict
     required: true
+  empty_gpus:
+    description:
+      - Those of the node's GPUs that have MIG switched on and no MIG device. Where there is one the plugin ends with an error whenever it starts, so
+        that none of the node's GPUs can be allocated, and the module fails before it restarts it.
+    type: list
+    elements: str
+    default: []
   restart:
     description:
       - The devices are others than the plugin saw, though there may be as many of each kind, so the pod is restarted in any case.
@@ -59,7 +66,8 @@ options:
         C(nvidia.com/mig.strategy).
     type: str
     choices:
-      mixed: A resource for each profile, C(nvidia.com/mig-3g.71gb).
+      mixed: A resource for each profile, C(nvidia.com/mig-3g.71gb). Compute instances that share a GPU instance have none, and by one of them the
+        plugin ends with an error, so that they are refused.
       single: All devices are C(nvidia.com/gpu); they must be of one kind.
   pod_labels:
     description:
@@ -155,6 +163,7 @@ SPEC = {
         "uid": {},
         "gpus": {"type": "int", "required": True},
         "mig_devices": {"type": "dict", "required": True},
+        "empty_gpus": {"type": "list", "elements": "str", "default": []},
         "restart": {"type": "bool", "default": False},
         "strategy": {"choices": list(STRATEGIES)},
         "pod_labels": {"type": "list", "elements": "str", "default": list(PLUGIN_LABELS)},
@@ -171,7 +180,9 @@ def run(params, check_mode):
     permit = permit_of(params["node"], params, api, ledger_of(params, check_mode), deadline, check_mode)
     writer = NodeWriter(api, permit, deadline, params["uid"], check_mode)
     devices = {name: int(count) for name, count in params["mig_devices"].items()}
-    want = Want(params["gpus"], devices, params["strategy"], params["pod_labels"], params["taints"], params["restart"])
+    want = Want(
+        params["gpus"], devices, params["strategy"], params["pod_labels"], params["taints"], params["restart"], params["empty_gpus"]
+    )
     return DevicePlugin(writer, want).advertise().result(Seen.show)
 
 

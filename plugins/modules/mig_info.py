@@ -33,6 +33,14 @@ options:
       - Also return the layouts of all GPUs of the node as a configuration file of nvidia-mig-parted in which the configuration has this name.
       - The file has no places and knows no GPU instance without a compute instance. See RV(mig_parted_why).
     type: str
+  assert_mig_parted:
+    description:
+      - A file of nvidia-mig-parted, as text or as the mapping that it is, and whether the GPUs are as O(mig_parted_config) in it wants them, in
+        RV(asserted). It is asked of each GPU by itself, and a GPU instance without a compute instance is a difference.
+    type: raw
+  mig_parted_config:
+    description: Which of its configurations.
+    type: str
   timeout_seconds:
     description: The module answers within this time, whatever hangs.
     type: float
@@ -55,6 +63,13 @@ EXAMPLES = r"""
     mig_parted: as-found
   register: mig
 
+- name: Are they as a configuration of nvidia-mig-parted wants them
+  gpuops.remediation.mig_info:
+    assert_mig_parted: "{{ lookup('file', 'mig-parted.yaml') }}"
+    mig_parted_config: all-balanced
+  register: mig
+  failed_when: not mig.asserted.holds
+
 - name: Keep them
   ansible.builtin.copy:
     content: "{{ mig.mig_parted | to_nice_yaml(sort_keys=false) }}"
@@ -64,6 +79,18 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+asserted:
+  description:
+    - C(holds), whether every GPU that was asked for and that the configuration names is as it wants, and there is one.
+    - Of each GPU in C(gpus) C(uuid), C(pci_bus_id), C(holds), and C(why) not. C(holds) is null for one that the configuration leaves alone, and where
+      the layout could not be read, which counts as a difference.
+  returned: when O(assert_mig_parted) is given
+  type: dict
+  sample:
+    holds: false
+    gpus:
+      - {uuid: GPU-8a3f0c5e-6a49-4c43-9d0c-2f7ad0a4a1c3, pci_bus_id: "0000:06:00.0", holds: true, why: null}
+      - {uuid: GPU-1c0d6e0a-54a6-4b0e-8a31-0d0f1c6d7a55, pci_bus_id: "0000:07:00.0", holds: false, why: it is cut otherwise}
 driver_version:
   description: The driver's version; null where NVML did not tell.
   returned: success
@@ -213,6 +240,7 @@ from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import nvml
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import info
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import entries_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec import LOCK_TOGETHER, NODE_OPTIONS
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.lock import guard
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
@@ -224,9 +252,11 @@ def main() -> None:
             **NODE_OPTIONS,
             "gpus": {"type": "list", "elements": "str", "default": []},
             "mig_parted": {"type": "str"},
+            "assert_mig_parted": {"type": "raw"},
+            "mig_parted_config": {"type": "str"},
             "timeout_seconds": {"type": "float", "default": 20},
         },
-        required_together=LOCK_TOGETHER,
+        required_together=[*LOCK_TOGETHER, ("assert_mig_parted", "mig_parted_config")],
         supports_check_mode=True,
     )
     if nvml.IMPORT_ERROR:
@@ -235,7 +265,10 @@ def main() -> None:
     node = Node.from_params(params)
     try:
         guard(node, params, check_mode=module.check_mode)()
-        result = info.read(node, params["gpus"], timeout_seconds=params["timeout_seconds"], config=params["mig_parted"])
+        entries = None
+        if params["assert_mig_parted"] is not None:
+            entries = entries_of(params["assert_mig_parted"], params["mig_parted_config"])
+        result = info.read(node, params["gpus"], timeout_seconds=params["timeout_seconds"], config=params["mig_parted"], asserted=entries)
     except RemediationError as error:
         module.fail_json(**error.failure())
     module.exit_json(changed=False, **result)

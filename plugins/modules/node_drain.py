@@ -12,7 +12,7 @@ description:
   - Asks for evictions, so that PodDisruptionBudgets are kept, and asks again until O(deadline_seconds) while they refuse. One pod's refusals
     do not keep the others waiting.
   - Follows pods by their UIDs until they are gone, and fails when one is left, saying which and why.
-  - A pod's own grace period is kept, and cut only to what is left of O(deadline_seconds).
+  - A pod's own grace period is kept, and cut only to what is left of O(deadline_seconds), less 5 seconds in which the kubelet takes it away.
   - Mirror pods, pods of a DaemonSet, the responder's own pods and pods that have completed are never touched.
     Pods that no controller would make again stay unless O(evict_unmanaged=true), and pods annotated C(gpuops.remediation/evict=never) stay
     always; RV(kept) names both.

@@ -65,6 +65,9 @@ options:
         - With an incident, what the ledger says that it changed on the node (taints, cordon) is undone, to what was there before.
           What another open incident wants as well stays, and so does what somebody else has put in its place.
         - Without one, the O(taints) are removed, whoever put them there.
+      lifted:
+        - The O(taints) are removed, whoever put them there, but for those that another open incident wants.
+        - What else the incident changed on the node stays.
       forgotten:
         - The annotation does not name the incident, which a human has ended. Nothing else is touched.
   taints:
@@ -114,6 +117,15 @@ EXAMPLES = r"""
     incident_id: 20260301-101500-1a2b3c4d
     lock_token: 7
     lock_holder: controller-1
+  delegate_to: localhost
+
+- name: Let work come again, and leave the node's quarantine as it is
+  gpuops.remediation.node_taint:
+    nodes:
+      - name: gpu-1
+    incident_id: 20260301-101500-1a2b3c4d
+    taints: [{key: gpuops.remediation/mig-change, effect: NoSchedule}]
+    state: lifted
   delegate_to: localhost
 
 - name: Undo what the incident changed
@@ -185,7 +197,7 @@ SPEC = {
         **LOCK_SPEC,
         **LEDGER_SPEC,
         "nodes": {"type": "list", "elements": "dict", "required": True, "options": NODE_SPEC},
-        "state": {"default": "present", "choices": ["present", "absent", "forgotten"]},
+        "state": {"default": "present", "choices": ["present", "absent", "lifted", "forgotten"]},
         "taints": {
             "type": "list",
             "elements": "dict",
@@ -212,6 +224,8 @@ def run(params, check_mode):
             return writer.present(params["taints"])
         if params["state"] == "forgotten":
             return writer.forget()
+        if params["state"] == "lifted":
+            return writer.lift(params["taints"])
         return writer.release(keep_cordon=params["keep_cordon"]) if own["incident_id"] else writer.absent(params["taints"])
 
     result = summary(side_by_side(params["nodes"], write))

@@ -141,8 +141,8 @@ def test_a_killed_process_is_not_started_again_but_after_a_reboot_it_is(node: No
 def test_a_pod_gets_a_mig_device_of_those_that_the_plugin_saw(node: Node) -> None:
     """And goes on getting them from the old layout until the plugin's pod is another one, as on a real node."""
     wanted = "nvidia.com/mig-1g.18gb"
-    instances.set_mode(node, 0, True)
     assert sync(node, plugin(), pod(resource=wanted)) == {}, "there is none yet"
+    instances.set_mode(node, 0, True)
     gi = instances.create(node, 0, "1g.18gb")
     assert sync(node, plugin(), pod(resource=wanted)) == {}, "the plugin has not looked again"
     record = sync(node, plugin("plugin-2"), pod(resource=wanted))["0f5a-1"]
@@ -181,7 +181,6 @@ def test_what_the_plugin_advertises(node: Node, strategy: str, resources: dict[s
     instances.set_mode(node, 0, True)
     instances.create(node, 0, "1g.18gb+me", 0)
     instances.create(node, 0, "1g.18gb", 1, ())
-    instances.create(node, 0, "2g.35gb", 2, ("1c", "1c"))
     instances.create(node, 0, "3g.71gb", 4)
     assert kubelet.status(node.state()) is None, "no plugin, no word of ours"
     sync(node, plugin(strategy=strategy))
@@ -189,6 +188,24 @@ def test_what_the_plugin_advertises(node: Node, strategy: str, resources: dict[s
     sync(node)
     gone = {"allocatable": dict.fromkeys({"nvidia.com/gpu", *resources}, "0"), "capacity": {}}
     assert kubelet.status(node.state()) == gone, "what there was keeps its capacity"
+
+
+@pytest.mark.parametrize("compute", [None, (), ("1c", "1c")])
+@pytest.mark.parametrize("strategy", ["mixed", "single"])
+def test_what_the_plugin_ends_by(node: Node, strategy: str, compute: tuple[str, ...] | None) -> None:
+    """A GPU with MIG on and no MIG device; with `mixed` also a part of a GPU instance. It takes the whole GPU beside it along."""
+    instances.set_mode(node, 0, True)
+    if compute is not None:
+        instances.create(node, 0, "2g.35gb", 2, compute)
+    if strategy == "mixed":
+        instances.set_mode(node, 1, False)
+    elif compute:
+        instances.set_mode(node, 1, True)
+        instances.create(node, 1, "2g.35gb", 2, compute)
+    sync(node, plugin(strategy=strategy))
+    starts = strategy == "single" and bool(compute)
+    resources = {"nvidia.com/gpu": "4"} if starts else {}
+    assert kubelet.status(node.state()) == {"allocatable": {"nvidia.com/gpu": "0", **resources}, "capacity": resources}
 
 
 def test_single(node: Node) -> None:

@@ -34,11 +34,25 @@ class StrategyUnfit(RemediationError):
     kind = "strategy_unfit"
 
 
-def resources(gpus: int, mig_devices: Mapping[str, int], strategy: str) -> dict[str, int]:
-    """What the plugin makes of so many whole GPUs and of MIG devices by profile name."""
+def resources(gpus: int, mig_devices: Mapping[str, int], strategy: str, empty: Sequence[str] = ()) -> dict[str, int]:
+    """What the plugin makes of so many whole GPUs and of MIG devices by profile name, beside `empty` GPUs that have MIG on and no MIG device.
+
+    What it does not know is not just left out: it ends with an error, again and again, and nothing of the node can be allocated.
+    """
     kinds = sorted(name for name, count in mig_devices.items() if count)
+    if empty:
+        raise StrategyUnfit(
+            f"GPU {', '.join(empty)} has MIG on and no MIG device, by which the device plugin would end, and no GPU of the node could be allocated: "
+            "it has to have one, or MIG has to be off (mig_enabled: false)"
+        )
     if strategy == "mixed":
-        told = {GPU: gpus, **{MIG + name.replace("+", "."): mig_devices[name] for name in kinds if _whole(name)}}
+        parts = [name for name in kinds if not _whole(name)]
+        if parts:
+            raise StrategyUnfit(
+                f"the device plugin's MIG strategy is mixed: it has no resource for a part of a GPU instance ({', '.join(parts)}), by which it would "
+                "end, and no GPU of the node could be allocated"
+            )
+        told = {GPU: gpus, **{MIG + name.replace("+", "."): mig_devices[name] for name in kinds}}
         return {name: count for name, count in told.items() if count}
     if not kinds:
         return {GPU: gpus} if gpus else {}
@@ -55,7 +69,7 @@ def resources(gpus: int, mig_devices: Mapping[str, int], strategy: str) -> dict[
 
 
 def _whole(name: str) -> bool:
-    """The plugin has no resource for a compute instance that is a part of its GPU instance."""
+    """Whether it is all of its GPU instance."""
     parsed = parse_name(name)
     return parsed is not None and parsed.whole
 

@@ -49,7 +49,7 @@ class NotAdvertised(RemediationError):
 class Want:
     """What is on the node. `strategy` None takes the plugin's word; `taints` are those that the node is going to have.
 
-    `restart`: the devices are others than the plugin saw, even where there are as many.
+    `restart`: the devices are others than the plugin saw, even where there are as many. `empty` GPUs have MIG on and no MIG device.
     """
 
     gpus: int
@@ -58,6 +58,7 @@ class Want:
     labels: Sequence[str]
     taints: Sequence[Taint]
     restart: bool = False
+    empty: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class DevicePlugin:
             raise advertised.StrategyUnfit(
                 f"neither the device plugin's pod nor the label {advertised.LABEL_STRATEGY} of node {self._writer.name} tells the MIG strategy"
             )
-        wanted = advertised.resources(self._want.gpus, self._want.mig_devices, self._strategy)
+        wanted = advertised.resources(self._want.gpus, self._want.mig_devices, self._strategy, self._want.empty)
         return Seen(advertised.advertised(raw), advertised.advertised(raw, "capacity"), wanted, pods, parse_node(raw).taints)
 
     def _pods(self) -> list[Pod]:

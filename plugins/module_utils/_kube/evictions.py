@@ -20,6 +20,7 @@ Pod = Mapping[str, Any]
 MIRROR = "kubernetes.io/config.mirror"
 UNMANAGED = "no controller would make it again"
 NOT_YET = "no successor yet"
+GOING_SECONDS = 5  # from a pod's kill at the end of its grace period until the API server has it no more
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,12 @@ def describe(pod: Pod) -> dict[str, str]:
 
 
 def eviction(pod: Pod, seconds_left: float) -> dict[str, Any]:
-    """The request to evict exactly this pod: its own grace period, cut only to what is left."""
+    """The request to evict exactly this pod: its own grace period, cut only so that the pod is gone by the end of what is left."""
     options: dict[str, Any] = {"preconditions": {"uid": uid(pod)}}
     own = pod["spec"].get("terminationGracePeriodSeconds", 30)
-    if own > seconds_left:
-        options["gracePeriodSeconds"] = max(1, int(seconds_left))
+    most = max(1, int(seconds_left - GOING_SECONDS))
+    if own > most:
+        options["gracePeriodSeconds"] = most
     names = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
     return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": names, "deleteOptions": options}
 

@@ -111,6 +111,38 @@ class NodeWriter:
         want = Want({spot_of(taint): None for taint in taints})
         return self._settle(lambda: lambda node: want, lambda node: self.permit.check("taint"))
 
+    def lift(self, taints: Sequence[Taint]) -> Outcome[Node]:
+        """Take the taints off, whoever put them there, but for those that another open incident wants. What else the incident changed stays."""
+        incident = self.permit.incident
+        if incident is None:
+            return self.absent(taints)
+        parts = ["taint/" + spot_of(taint) for taint in taints]
+        changes = self.permit.changes()
+        mine = {part: change for part, change in changes.items() if part in parts}
+        lifted: dict[str, Change] = {}
+
+        def prepare() -> Callable[[Node], Want]:
+            asked = False
+
+            def want(node: Node) -> Want:
+                nonlocal asked
+                if not asked:  # as in a release
+                    asked = True
+                    lifted.clear()
+                    if mine:
+                        self.permit.check("release")
+                    lifted.update(self.permit.disown(mine))
+                free = [part for part in parts if part in lifted or self.permit.is_free(part)]
+                named = {} if changes.keys() - mine.keys() else {incident.id: False}
+                return Want({part.partition("/")[2]: None for part in free}, named)
+
+            return want
+
+        outcome = self._settle(prepare, lambda node: self.permit.check("release"))
+        for change in lifted.values():
+            self.permit.reverted(change)
+        return outcome
+
     def release(self, *, keep_cordon: bool = False) -> Outcome[Node]:
         """Undo what the incident changed on this node, as far as no other incident wants it, to what was there before the first of them."""
         incident = self.permit.incident

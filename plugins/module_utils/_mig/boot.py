@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LockHeld
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Refused
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Busy, Refused
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.requests import request_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.task import LayoutTask, Options
 from ansible_collections.gpuops.remediation.plugins.module_utils._node import device_allocations
@@ -52,7 +52,7 @@ def restore(config: Mapping[str, Any], tell: Tell) -> bool:
     params = {**params, "allocated": _allocated(config["kubelet_dir"], node)}
     _refuse_locked(node)
     well = True
-    for gpu in _once_there_is_a_driver(params, node, ends)["gpus"]:
+    for gpu in _once_it_can(params, node, ends)["gpus"]:
         error = gpu["error"]
         tell(f"GPU {gpu['pci_bus_id'] or gpu['uuid']}: {error['msg'] if error else _done(gpu)}")
         well = well and not error and not gpu["reset_required"]
@@ -65,15 +65,23 @@ def _done(gpu: Mapping[str, Any]) -> str:
     return f"{len(gpu['steps'])} steps" if gpu["changed"] else "nothing to do"
 
 
-def _once_there_is_a_driver(params: Mapping[str, Any], node: Node, ends: float) -> dict[str, Any]:
+def _once_it_can(params: Mapping[str, Any], node: Node, ends: float) -> dict[str, Any]:
+    """A driver that is not there yet, and who has a GPU open for a moment, are no reason to leave a node uncut until somebody comes."""
     while True:
         task = LayoutTask(node, request_of(params), Options.from_params(params), Journal.from_params(node, params), lambda: None)
         try:
-            return task.run(check_mode=False)[0]
+            answer = task.run(check_mode=False)[0]
+            if time.monotonic() >= ends or not any(_may_pass(gpu["error"] or {}) for gpu in answer["gpus"]):
+                return answer
         except Refused:
             if time.monotonic() >= ends:
                 raise
-            time.sleep(AGAIN_SECONDS)
+        time.sleep(AGAIN_SECONDS)
+
+
+def _may_pass(error: Mapping[str, Any]) -> bool:
+    """What is given to somebody is not waited for."""
+    return error.get("kind") == Busy.kind and not error.get("given")
 
 
 def _allocated(kubelet_dir: str, node: Node) -> list[str]:

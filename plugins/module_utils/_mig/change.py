@@ -30,6 +30,7 @@ OPTIONS: dict[str, Any] = {
     "given": _STRINGS,
     "allow_reset": {"type": "bool", "default": False},
     "timeout_seconds": {"type": "float", "default": 120},
+    "deadline_seconds": {"type": "float"},
     "nvidia_smi": {"type": "str", "default": "nvidia-smi"},
     "nvidia_modprobe": {"type": "str", "default": "nvidia-modprobe"},
     "incident_id": {"type": "str"},

@@ -20,7 +20,8 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout imp
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import GPU
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
 
-_LINGER_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.5)  # a client that has just ended is still one to the driver for a moment
+# A client that has just ended is still one to the driver for a moment, and one that only reads (our own exporter too) is one for another
+_LINGER_SECONDS = (0.1, 0.2, 0.4, 0.8, 1.5)
 
 
 class Device:
@@ -71,17 +72,21 @@ class Device:
 
     def _set_mode(self, on: bool, resetless: bool) -> None:
         """The call succeeds whatever stands in the way; that is in its status, and in the modes afterwards."""
-        status = self._nvml.nvmlDeviceSetMigMode(self._gpu(), int(on))
-        self._handle = None  # handles may be stale now
-        try:
-            current, pending = self._nvml.nvmlDeviceGetMigMode(self._gpu())
-        except self._nvml.NVMLError:  # nothing was refused; whoever reads next finds out
-            return
-        if (current if resetless else pending) == int(on):
-            return
-        if status == self._nvml.NVML_ERROR_IN_USE:
-            raise Busy("the mode cannot change while the GPU is in use", instances=[GPU])
-        raise Refused(f"the mode did not change: {self._nvml.nvmlErrorString(status)}", call="nvmlDeviceSetMigMode", nvml_error=status)
+
+        def attempt() -> bool:
+            status = self._nvml.nvmlDeviceSetMigMode(self._gpu(), int(on))
+            self._handle = None  # handles may be stale now
+            try:
+                current, pending = self._nvml.nvmlDeviceGetMigMode(self._gpu())
+            except self._nvml.NVMLError:  # nothing was refused; whoever reads next finds out
+                return True
+            if (current if resetless else pending) == int(on):
+                return True
+            if status == self._nvml.NVML_ERROR_IN_USE:
+                return False
+            raise Refused(f"the mode did not change: {self._nvml.nvmlErrorString(status)}", call="nvmlDeviceSetMigMode", nvml_error=status)
+
+        self._unless_in_use(attempt, Busy("the mode cannot change while the GPU is in use", instances=[GPU]))
 
     def _reset_gpu(self, there: Reading) -> None:
         self._handle = None
@@ -107,12 +112,12 @@ class Device:
         if profile is None:
             raise Infeasible(f"{there.name} has no profile {instance.profile}", reason="profile", profile=instance.profile)
         place = self._nvml.c_nvmlGpuInstancePlacement_t(instance.placement.start, instance.placement.size)
-        try:
+
+        def attempt() -> bool:
             self._nvml.nvmlDeviceCreateGpuInstanceWithPlacement(self._gpu(), profile.profile_id, ctypes.byref(place))
-        except self._nvml.NVMLError as error:
-            if error.value != self._nvml.NVML_ERROR_IN_USE:
-                raise
-            raise Busy(f"{instance.name} cannot be the first instance while the GPU is in use", instances=[GPU]) from error
+            return True
+
+        self._unless_in_use(attempt, Busy(f"{instance.name} cannot be the first instance while the GPU is in use", instances=[GPU]))
 
     def _create_compute(self, instance: Any, compute: ComputeInstance) -> None:
         """At its place where the driver takes one, else where it likes: reading again tells whether that is the place."""
@@ -142,16 +147,25 @@ class Device:
         raise Infeasible(f"{compute.name} is no place that this GPU instance has", reason="compute")
 
     def _destroy(self, name: str, function: Callable[[Any], Any], handle: Any) -> None:
+
+        def attempt() -> bool:
+            function(handle)
+            return True
+
+        self._unless_in_use(attempt, Busy(f"{name} is in use", instances=[name]))
+
+    def _unless_in_use(self, attempt: Callable[[], bool], busy: Busy) -> None:
+        """`attempt` says, or the driver refuses it because, the GPU is in use: then it is made again for some seconds."""
         for seconds in (*_LINGER_SECONDS, None):
             try:
-                function(handle)
-                return
+                if attempt():
+                    return
             except self._nvml.NVMLError as error:
                 if error.value != self._nvml.NVML_ERROR_IN_USE:
                     raise
-                if seconds is None:
-                    raise Busy(f"{name} is in use", instances=[name]) from error
-                self._sleep(seconds)
+            if seconds is None:
+                raise busy
+            self._sleep(seconds)
 
 
 def _present(instance: GpuInstance, there: Reading) -> GpuInstance:

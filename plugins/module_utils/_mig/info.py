@@ -14,15 +14,21 @@ from typing import Any, Optional
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import info as gpu_info
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import records
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import clients, survey, watched
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Infeasible
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import PartedInvalid, document_of
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted_gpus import NodeGpu, export
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted import Entry, PartedInvalid, document_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.parted_gpus import NodeGpu, entry_for, export, holds
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.report import report
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Answer, Collect, Watchdog
 
+LEFT_ALONE = "the configuration leaves it alone"
 
-def read(node: Node, wanted: Sequence[str], *, timeout_seconds: float, config: Optional[str] = None) -> dict[str, Any]:
+
+def read(
+    node: Node, wanted: Sequence[str], *, timeout_seconds: float, config: Optional[str] = None, asserted: Optional[Sequence[Entry]] = None
+) -> dict[str, Any]:
     """mig_info's result. Sources that fail are named in `missing`; nothing here fails because one of them did."""
     wanted = records.normalise(wanted)
     sources: dict[str, Collect] = {**survey.sources(node, wanted), "driver": partial(gpu_info.driver_files, node)}
@@ -35,7 +41,7 @@ def read(node: Node, wanted: Sequence[str], *, timeout_seconds: float, config: O
     missing = [{"source": name, "why": answer.why} for name, answer in answers.items() if answer.why]
     missing += [{"source": "gpus", "why": f"there is no GPU {name}"} for name in unknown]
     holding = [item for item in seen.items if "held" in item]
-    result = {
+    result: dict[str, Any] = {
         "driver_version": mig.driver_version,
         "gpus": [
             report(gpu, _answer_of(gpu, mig.gpus), clients.join(gpu.minor, gpu.processes, holding), clients_complete=seen.why is None)
@@ -44,6 +50,8 @@ def read(node: Node, wanted: Sequence[str], *, timeout_seconds: float, config: O
         "abandoned": [{name: entry[name] for name in ("source", "pid", "since")} for entry in abandoned],
         "missing": missing,
     }
+    if asserted is not None:
+        result["asserted"] = _asserted(asserted, chosen, mig.gpus)
     return {**result, **_parted(config, gpus, mig.gpus, wanted)} if config else result
 
 
@@ -51,6 +59,31 @@ def _answer_of(gpu: records.Gpu, answers: Sequence[watched.GpuAnswer]) -> Option
     """By name: what NVML has lost may have had a number that another GPU has now."""
     named = (one for one in answers if {one.uuid, one.pci_bus_id} & ({gpu.uuid, gpu.pci_bus_id} - {None}))
     return next(named, None) or next((one for one in answers if one.uuid is None and one.index == gpu.index), None)
+
+
+def _asserted(entries: Sequence[Entry], gpus: Sequence[records.Gpu], answers: Sequence[watched.GpuAnswer]) -> dict[str, Any]:
+    """Each GPU by itself. One that could not be read may be any that the configuration names."""
+    told: list[dict[str, Any]] = []
+    for gpu in gpus:
+        answer = _answer_of(gpu, answers)
+        reading = answer.reading if answer else None
+        so, why = (None, "the layout could not be read") if reading is None else _holds(entries, reading)
+        told.append({"uuid": gpu.uuid, "pci_bus_id": gpu.pci_bus_id, "holds": so, "why": why})
+    named = [one for one in told if one["why"] != LEFT_ALONE]
+    return {"holds": bool(named) and all(one["holds"] for one in named), "gpus": told}
+
+
+def _holds(entries: Sequence[Entry], reading: Reading) -> tuple[Optional[bool], Optional[str]]:
+    entry = entry_for(entries, reading.index, reading.device_id)
+    if entry is None:
+        return None, LEFT_ALONE
+    if reading.model is None or reading.layout is None:
+        return (False, "it has no MIG") if entry.mig else (True, None)
+    try:
+        so = holds(reading.model, reading.layout, entry)
+    except Infeasible as error:
+        return False, str(error)
+    return so, None if so else "it is cut otherwise"
 
 
 def _parted(config: str, gpus: Sequence[records.Gpu], answers: Sequence[watched.GpuAnswer], wanted: Sequence[str]) -> dict[str, Any]:

@@ -82,6 +82,14 @@ def read(document: Any) -> Configs:
     return {name: tuple(_entry(f"{name}[{place}]", raw) for place, raw in enumerate(entries)) for name, entries in configs.items()}
 
 
+def entries_of(raw: Any, name: str) -> tuple[Entry, ...]:
+    """Of one configuration in a file, which is text or the mapping that it is."""
+    configs = load(raw) if isinstance(raw, str) else read(raw)
+    if name not in configs:
+        raise PartedInvalid(f"there is no configuration {name}; there are {', '.join(configs)}")
+    return configs[name]
+
+
 def document_of(configs: Configs) -> dict[str, Any]:
     return {"version": "v1", "mig-configs": {name: [_raw(entry) for entry in entries] for name, entries in configs.items()}}
 

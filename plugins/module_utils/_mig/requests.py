@@ -62,7 +62,7 @@ def _request_of(params: Mapping[str, Any]) -> Request:
         wanted = Want(True, tuple(map(wanted_instance, params["instances"])))
         return lambda reading: wanted if _board(reading) else None
     if params["mig_parted"] is not None:
-        return partial(_parted, _entries(params["mig_parted"], params["mig_parted_config"]))
+        return partial(_parted, parted.entries_of(params["mig_parted"], params["mig_parted_config"]))
     return lambda reading: as_it_is(_board(reading)[1], mig=True)
 
 
@@ -132,13 +132,6 @@ def _is(model: Model, instance: GpuInstance, wanted: WantedInstance) -> bool:
             return False
         have.remove(found)
     return not have
-
-
-def _entries(raw: Any, name: str) -> Sequence[parted.Entry]:
-    configs = parted.load(raw) if isinstance(raw, str) else parted.read(raw)
-    if name not in configs:
-        raise parted.PartedInvalid(f"there is no configuration {name}; there are {', '.join(configs)}")
-    return configs[name]
 
 
 def _parted(entries: Sequence[parted.Entry], reading: Reading) -> Optional[Want]:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -22,7 +23,14 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mig import dev
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig import steps as step
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.apply import Order
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.children import Children
-from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import Busy, Fragmented, NotAsWanted, Refused, UnknownGpu
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig.errors import (
+    Busy,
+    Fragmented,
+    NotAsWanted,
+    Refused,
+    TimeIsUp,
+    UnknownGpu,
+)
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.layout import Layout
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.outcome import Work
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.planner import GPU, Plan
@@ -38,6 +46,10 @@ _READ_SECONDS = 20.0
 _POLL_SECONDS = 1.0
 _CHANGE_SHARE = 0.6  # of the time; the rest is for taking back and for reading what came of it
 _READ_SHARE = 0.1
+_DRAIN_SHARE = 0.5  # of what is left until the deadline: without time for the change holders would be ended in vain
+_LOOK_SHARE = 0.25
+_GRACE_SHARE = 0.75  # of the time of a drain, so that there is some to kill in
+_LEAST_SECONDS = 5.0  # to read what came of it, however late it is
 _MORE_SECONDS = 2 * RESET_SECONDS  # of all the time, for each GPU that is reset: its share for changes is more than a reset may take
 _HARMLESS = (step.CREATE, step.CREATE_COMPUTE)
 
@@ -62,6 +74,7 @@ class Options:
     nvidia_modprobe: str
     every_gpu: bool = False
     allocated: Sequence[str] = ()
+    deadline_seconds: Optional[float] = None
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any]) -> Options:
@@ -84,12 +97,15 @@ class LayoutTask:
         self._journal = journal
         self._keep_lock = keep_lock
         self._started = time.time()
+        self._ends = math.inf
         self._drained: dict[str, Sequence[str]] = {}
         self._undrained: dict[str, RemediationError] = {}
 
     def run(self, *, check_mode: bool) -> tuple[dict[str, Any], list[str]]:
         """The module's result, and its warnings."""
-        with contextlib.nullcontext() if check_mode else self._node.state.alone(_LOCK, self._options.timeout_seconds):
+        if self._options.deadline_seconds is not None:
+            self._ends = time.monotonic() + self._options.deadline_seconds
+        with contextlib.nullcontext() if check_mode else self._node.state.alone(_LOCK, self._within(self._options.timeout_seconds)):
             works, found = self._settle(check_mode)
             planned = [work for work in works if work.plan is not None and work.error is None]
             if check_mode:
@@ -103,10 +119,14 @@ class LayoutTask:
         unknown = [name for name in names if not any(one.answer.is_one_of([name]) for one in found.gpus)]
         return outcome.result(works, unknown, found.why), [one for work in works for one in work.warnings]
 
+    def _within(self, seconds: float, share: float = 1.0) -> float:
+        """So much at most, of what is left of all the time."""
+        return min(seconds, max(0.0, self._ends - time.monotonic()) * share)
+
     # --- what is to be done, once what is busy lets it ---
 
     def _settle(self, check_mode: bool) -> tuple[list[Work], Survey]:
-        ends = time.monotonic() + self._options.busy_timeout_seconds
+        ends = time.monotonic() + self._within(self._options.busy_timeout_seconds, _DRAIN_SHARE)
         while True:
             self._keep_lock()
             found = self._survey()
@@ -117,7 +137,9 @@ class LayoutTask:
     def _survey(self) -> Survey:
         options = self._options
         given = [name for name in records.normalise(options.given) if not (name.startswith("MIG-") or "@" in name)]
-        found = survey(self._node, [] if options.every_gpu else [*options.gpus, *given], _READ_SECONDS)
+        if not self._within(_READ_SECONDS):
+            raise TimeIsUp(f"no time is left of {options.deadline_seconds:g} s, and nothing was begun")
+        found = survey(self._node, [] if options.every_gpu else [*options.gpus, *given], self._within(_READ_SECONDS, _LOOK_SHARE))
         if found.why is not None and not found.gpus:
             raise Refused(f"NVML does not answer: {found.why}")
         for name in given:
@@ -195,6 +217,12 @@ class LayoutTask:
     def _drain(self, work: Work, check_mode: bool) -> None:
         """By cgroup_state's own rules and proof (S10), of exactly those that are in the way. In check mode the proof is asked for too."""
         holders = [one for one in work.state.holders_of(work.blocked) if one["start_ticks"] is not None]
+        seconds = self._within(self._options.busy_timeout_seconds, _DRAIN_SHARE)
+        grace = (
+            self._options.grace_seconds
+            if self._options.deadline_seconds is None
+            else min(self._options.grace_seconds, seconds * _GRACE_SHARE)
+        )
         suspects = [{name: one[name] for name in ("pid", "start_ticks")} for one in holders]
         want = CgroupWant(
             "killed",
@@ -202,9 +230,9 @@ class LayoutTask:
             pids=suspects,
             fault_time=self._started,
             protect=self._options.protect,
-            grace_seconds=self._options.grace_seconds,
+            grace_seconds=grace,
         )
-        task = CgroupTask(self._node, want, self._journal, self._keep_lock, self._options.busy_timeout_seconds)
+        task = CgroupTask(self._node, want, self._journal, self._keep_lock, seconds)
         self._drained[work.uuid] = work.blocked
         try:
             with task.holding():
@@ -216,14 +244,16 @@ class LayoutTask:
 
     def _apply(self, works: Sequence[Work]) -> None:
         options, todo = self._options, [work for work in works if work.has_steps]
-        seconds = options.timeout_seconds + _MORE_SECONDS * sum(work.resets for work in todo)
+        seconds = self._within(options.timeout_seconds) + _MORE_SECONDS * sum(work.resets for work in todo)
         ends = time.monotonic() + seconds
         children = Children(self._node, self._journal, self._keep_lock, options.nvidia_smi)
         children.change(todo, seconds * _CHANGE_SHARE)
         failed = [work for work in todo if work.error is not None]
         children.take_back(failed, ends - time.monotonic() - seconds * _READ_SHARE, allow_reset=options.allow_reset)
         if todo:
-            found = watched.read_node(self._node, [work.uuid for work in todo], timeout_seconds=max(5.0, ends - time.monotonic()))
+            found = watched.read_node(
+                self._node, [work.uuid for work in todo], timeout_seconds=max(_LEAST_SECONDS, ends - time.monotonic())
+            )
             answers = {answer.uuid: answer for answer in found.gpus}
             for work in todo:
                 self._judge(work, answers.get(work.uuid), found.why)
@@ -250,7 +280,7 @@ class LayoutTask:
 
     def _name_holders(self, work: Work, error: dict[str, Any]) -> None:
         """Of what the driver said is in use. Nobody was seen in it before, so that whoever has just the GPU's device file open may be it."""
-        for state in survey(self._node, [work.uuid], _READ_SECONDS).gpus:
+        for state in survey(self._node, [work.uuid], max(_LEAST_SECONDS, self._within(_READ_SECONDS))).gpus:
             holders = state.holders_of(error["instances"]) or state.holders_of([GPU])
             error.update(holders=holders, msg=f"{error['msg']}{_held_by(holders)}")
 

@@ -133,7 +133,7 @@ def test_the_grace_period_is_cut_to_what_is_left(responder, objects):
     responder.taint()
     responder.drain(node="gpu-1", deadline_seconds=40)
     sent = {entry.name.partition("-")[0]: entry.request["deleteOptions"] for entry in responder.writes("pods/eviction")}
-    assert 35 <= sent["long"]["gracePeriodSeconds"] <= 40
+    assert 30 <= sent["long"]["gracePeriodSeconds"] <= 35
     assert "gracePeriodSeconds" not in sent["short"]
 
 

@@ -21,10 +21,17 @@ def fleet(cluster, allowed, tmp_path):
     with MigFleet(tmp_path / "controller", cluster) as made:
         made.variables.update(gpuops_mig_at_boot=False, gpuops_mig_unit_dir=str(tmp_path / "units"), gpuops_mig_plugin_seconds=90)
         (tmp_path / "units").mkdir()
+        let_act(made)
         yield made
 
 
 @pytest.fixture
 def controller(tmp_path):
     with Controller(tmp_path / "controller") as made:
+        let_act(made)
         yield made
+
+
+def let_act(controller):
+    """A new ledger observes, and then no layout is changed."""
+    controller.ledger(write=True).configure("act", None, False, "tests", "the test needs it")

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 from gpusim import instances
@@ -82,6 +83,27 @@ def boot_files(tmp_path):
     return {
         path: path.read_bytes() for folder in ("units", "config", "program") for path in (tmp_path / folder).rglob("*") if path.is_file()
     }
+
+
+def test_the_mode_is_asked_before_anything_is_written(controller, host, tmp_path):
+    """S4: neither the GPUs nor what is for the next boot; an operator may go on all the same, by name and for a reason."""
+    ledger = controller.ledger(write=True)
+    for mode in ("observe", "fence"):
+        ledger.configure(mode, None, False, "tests", "the test needs it")
+        forbidden = controller.play("mig")
+        assert f"the mode {mode} forbids changing MIG layouts" in forbidden.failures[-1], forbidden.output
+        assert layouts(host) == [[], []] and boot_files(tmp_path) == {} and controller.journal("bare-1") == []
+    nameless = controller.play("mig", mig_override_mode=True, why="the trial runs on")
+    assert "by somebody, for a reason" in nameless.failures[-1] and layouts(host) == [[], []], nameless.output
+
+    run = controller.play("mig", mig_override_mode=True, who="jane", why="the trial runs on")
+
+    assert run.ok and layouts(host) != [[], []], run.output
+    assert {line["why"] for line in controller.journal("bare-1")} == {"jane, in the mode fence: the trial runs on"}
+    again = controller.play("mig")
+    assert again.ok and again.changed("bare-1") == 0 and "what bare-1 has for its next boot stays as it is" in again.output, again.output
+    controller.variables["gpuops_mig_layouts"] = []
+    assert controller.play("mig").ok and boot_files(tmp_path) != {}, "not even taken away"
 
 
 def test_the_boot_stage_alone_and_a_layout_that_is_wanted_no_more(controller, host, tmp_path):
@@ -171,6 +193,17 @@ def test_a_node_that_is_not_ours_any_more_is_not_cut_at_boot(controller, host, t
     other.symlink_to("/etc/systemd/system/nvidia-mig-manager.service")
     assert not starts()
     other.unlink()
+
+    vendor = tmp_path / "vendor/multi-user.target.wants/nvidia-mig-manager.service"
+    cgroup = Path(host.host_variables()["gpuops_cgroup_root"]) / "system.slice/nvidia-mig-manager.service"
+    vendor.parent.mkdir(parents=True)
+    vendor.symlink_to("../nvidia-mig-manager.service")
+    shipped = controller.play("mig", "-e", json.dumps({"mig_other_unit_dirs": [str(tmp_path / "units"), str(tmp_path / "vendor")]}))
+    assert f"another MIG manager is active on bare-1: {vendor}" in shipped.failures[-1], shipped.output
+    cgroup.mkdir(parents=True)
+    runs = controller.play("mig")
+    assert f"another MIG manager is active on bare-1: {cgroup}" in runs.failures[-1], runs.output
+    cgroup.rmdir()
 
     refused = controller.play("mig", managed=False)
     assert not refused.ok and "is opted out" in refused.output

@@ -38,6 +38,7 @@ def test_one_that_ignores_sigterm(controller):
         "incident_id": incident,
         "why": "its memory is broken",
     }
+    ledger.configure("observe", None, False, "tests", "the test needs it")
     forbidden = controller.play("mig_decommission", **asked)
     assert not forbidden.ok and "observe" in forbidden.output and alive(stubborn), forbidden.output
     ledger.configure("act", None, False, "tests", "the test needs it")
@@ -69,7 +70,6 @@ def test_what_was_read_back_is_recorded_where_it_fails(controller):
     halves(node)
     ledger = controller.ledger(write=True)
     incident = ledger.open_incident(from_operator(Place("bare-1", "bare-1"), controller.uuid("bare-1", 0), ledger.now())).record["id"]
-    ledger.configure("act", None, False, "tests", "the test needs it")
     node.fail("nvmlGpuInstanceDestroy", "UNKNOWN", times=None)
     instance = {"gpu": controller.uuid("bare-1", 0), "profile": "3g.71gb", "start": 4}
     run = controller.play("mig_decommission", mig_hosts="bare-1", mig_instance=instance, incident_id=incident)
@@ -101,6 +101,13 @@ def test_a_pod_goes_by_eviction(fleet):
         assert fleet.layout("gpu-1", 0) == [f"3g.71gb@{4 - start}"] and not alive(record["pid"])
         assert (fleet.advertised("gpu-1"), fleet.objects.taints("gpu-1")) == ({"mig-3g.71gb": 1}, [])
 
+        since = audit.now()
+        last = fleet.play(
+            "mig_decommission", mig_hosts="gpu-1", mig_instance={"gpu": fleet.uuid("gpu-1", 0), "profile": "3g.71gb", "start": 4 - start}
+        )
+        assert "it has the last MIG device of its GPU" in last.failures[-1] and fleet.writes(since=since) == [], last.output
+        assert (fleet.layout("gpu-1", 0), fleet.advertised("gpu-1")) == ([f"3g.71gb@{4 - start}"], {"mig-3g.71gb": 1})
+
 
 def test_a_node_that_leaves_on_the_way(fleet, tmp_path):
     """S9, S16: the lock is given back, the taint and the ledger's record stay, and people are told; the next run ends it."""
@@ -109,7 +116,6 @@ def test_a_node_that_leaves_on_the_way(fleet, tmp_path):
     ledger = fleet.ledger(write=True)
     uid = fleet.objects.node("gpu-1")["metadata"]["uid"]
     incident = ledger.open_incident(from_operator(Place("gpu-1", uid), fleet.uuid("gpu-1", 0), ledger.now())).record["id"]
-    ledger.configure("act", None, False, "tests", "the test needs it")
     instance = {"gpu": fleet.uuid("gpu-1", 0), "profile": "3g.71gb", "start": 4}
     asked = {"mig_hosts": "gpu-1", "mig_instance": instance, "incident_id": incident}
     reachable_until(fleet, "gpu-1", tmp_path / "gone")
@@ -123,10 +129,14 @@ def test_a_node_that_leaves_on_the_way(fleet, tmp_path):
         assert "gpu-1 cannot be reached any more" in told and "so the taint gpuops.remediation/mig-change stays" in told, left.output
         assert "the ledger has it as intended until this is run again" in told
         assert not fleet.objects.api.get("Lease", "gpuops-gpu-1", "gpuops-system")["spec"].get("holderIdentity")
-        assert len(fleet.objects.taints("gpu-1")) == 1 and fleet.incidents()[0]["changes"][0]["status"] == "intended"
+        assert len(fleet.objects.taints("gpu-1")) == 1
+        assert [(one["target"].split("/")[2], one["status"]) for one in fleet.incidents()[0]["changes"]] == [
+            ("gpu", "intended"),
+            ("taint", "applied"),
+        ]
 
         fleet.before = {}
         (tmp_path / "gone").unlink()
         again = fleet.play("mig_decommission", **asked)
         assert again.ok and (fleet.layout("gpu-1", 0), fleet.objects.taints("gpu-1")) == (["3g.71gb@0"], []), again.output
-        assert fleet.incidents()[0]["changes"][0]["status"] == "applied"
+        assert [one["status"] for one in fleet.incidents()[0]["changes"]] == ["applied", "reverted"]

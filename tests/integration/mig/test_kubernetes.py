@@ -35,6 +35,12 @@ def test_from_whole_gpus_to_halves_and_no_further(fleet):
         foretold = fleet.play("mig", "--check", "--diff")
         assert foretold.ok, foretold.output
         assert (fleet.changes(), fleet.layout("gpu-1", 0), fleet.advertised("gpu-1")) == ([], [], {"gpu": 2})
+        ledger = fleet.ledger(write=True)
+        ledger.configure("observe", None, False, "tests", "the test needs it")
+        forbidden = fleet.play("mig")
+        assert "nothing was changed on gpu-1: the mode observe forbids" in forbidden.failures[-1], forbidden.output
+        assert (fleet.changes(), fleet.writes("leases"), fleet.layout("gpu-1", 0)) == ([], [], [])
+        ledger.configure("act", None, False, "tests", "the test needs it")
         assert "3g.71gb@4" in foretold.output and "mig-change" in foretold.output and "nvidia.com/mig-3g.71gb" in foretold.output
 
         run = fleet.play("mig")
@@ -64,9 +70,11 @@ def test_rights(fleet, namespace, deletes):
 
 
 def test_refused_and_untouched(fleet, tmp_path):
-    """S7: beside another MIG manager; a pod that has what would go, idle as it is; a plugin that would not come back."""
-    names = ["labelled", "operated", "unit", "held", "whole", "intolerant"]
+    """S7: beside another MIG manager; a pod that has what would go, idle as it is; a plugin that would not come back, or end by what it finds."""
+    names = ["labelled", "operated", "unit", "held", "whole", "parts", "empty", "intolerant"]
     fleet.gpu_nodes(*names, gpus=1, gpuops_mig_layouts=HALVES)
+    fleet.host_variables["parts"]["gpuops_mig_layouts"] = [{"counts": {"1c.3g.71gb": 6}}]
+    fleet.host_variables["empty"]["gpuops_mig_layouts"] = [{"mig_enabled": True}]
     fleet.objects.api.patch("Node", "labelled", {"metadata": {"labels": {"nvidia.com/mig.config": "all-disabled"}}})
     boot = tmp_path / "boot" / "mig.json"
     boot.parent.mkdir()
@@ -96,6 +104,8 @@ def test_refused_and_untouched(fleet, tmp_path):
     assert "multi-user.target.wants/nvidia-mig-manager.service" in told["unit"]
     assert "nothing was changed on held" in told["held"] and "7g.141gb@0" in told["held"]
     assert "default/trainer has a whole GPU" in told["whole"]
+    assert "no resource for a part of a GPU instance (1c.3g.71gb)" in told["parts"]
+    assert f"GPU {fleet.uuid('empty', 0)} has MIG on and no MIG device" in told["empty"]
     assert "does not tolerate gpuops.remediation/mig-change:NoSchedule" in told["intolerant"]
     assert (fleet.writes("nodes", "pods", "leases"), fleet.layout("held", 0)) == ([], ["7g.141gb@0"]), run.output
     assert all(fleet.layout(name, 0) == [] for name in names if name != "held")

@@ -20,7 +20,7 @@ TIMES = {"mig_settle_seconds": 30, "mig_plugin_seconds": 180, "mig_busy_timeout_
 
 @pytest.mark.parametrize(
     "how, seconds",
-    [("layout", 30 + 180 + 60 + 300), ("instance", 30 + 180 + 60 + 160)],
+    [("layout", 30 + 180 + 60 + 300), ("instance", 30 + 180 + 60 + 120)],
 )
 def test_s5_the_lock_lasts_as_long_as_the_stages_together(how, seconds):
     """On Kubernetes no module on the node renews it."""
@@ -55,6 +55,16 @@ def test_a_boot_waits_longer_for_more_gpus(allow_reset, gpus, seconds):
     known = {"mig_planned": [{}] * gpus, "mig_allow_reset": allow_reset, "mig_reset_seconds": VARS["mig_reset_seconds"]}
     waits = evaluated(DEFAULTS["mig_boot_timeout_seconds"], **known)
     assert evaluated(VARS["mig_boot_limit_seconds"], mig_boot_timeout_seconds=waits, **known) == seconds
+
+
+def test_the_layouts_are_there_before_our_own_readers():
+    """Whoever has a GPU open is in the way of its mode, and theirs are not named as holders."""
+    units = {
+        name
+        for name in yaml.safe_load((ROLE.parent / "gpu_exporter/vars/main.yml").read_text())["gpu_exporter_units"]
+        if name.endswith(".service")
+    }
+    assert units and units <= set(VARS["mig_gpu_clients"])
 
 
 @pytest.mark.parametrize(
@@ -93,6 +103,72 @@ def test_else_whoever_is_in_the_way_is_a_refusal(how):
 
 def test_what_has_no_holders_is_not_waited_for():
     assert refusals(("mig_busy", [], [])) == ["GPU 0000:00:00.0: mig_busy"]
+
+
+@pytest.mark.parametrize(
+    "told, override, forbidden",
+    [
+        ({}, False, ""),
+        ({"mode": "act"}, False, ""),
+        ({"mode": "observe"}, False, "the mode observe forbids"),
+        ({"mode": "fence"}, False, "the mode fence forbids"),
+        ({"mode": "observe"}, True, ""),
+    ],
+)
+def test_s4_what_the_mode_says(told, override, forbidden):
+    """Without a ledger nothing is asked."""
+    given = {"mig_operating": told, "mig_override_mode": override}
+    said = evaluated(VARS["mig_forbidden"], **given, mig_mode=evaluated(VARS["mig_mode"], **given))
+    assert said.startswith(forbidden) and bool(said) is bool(forbidden)
+
+
+@pytest.mark.parametrize(
+    "given, may",
+    [
+        ({"mig_who": "jane", "gpuops_why": "the trial"}, True),
+        ({"mig_who": "", "gpuops_why": "the trial"}, False),
+        ({"mig_who": "jane"}, False),
+        ({"mig_who": "jane", "gpuops_why": "the trial", "gpuops_incident_id": "20260301-1"}, False),
+    ],
+)
+def test_s4_who_may_override_the_mode(given, may):
+    """Somebody, for a reason, and for no incident."""
+    [task] = [one for one in yaml.safe_load((ROLE / "tasks/mode.yml").read_text()) if "ansible.builtin.assert" in one]
+    conditions = task["ansible.builtin.assert"]["that"]
+    assert all(evaluated("{{ " + one + " }}", **given) for one in conditions) is may
+
+
+@pytest.mark.parametrize(
+    "steps, devices",
+    [
+        (["destroy_compute_instance 3g.71gb@4/3c@0", "destroy_gpu_instance 3g.71gb@4"], ["MIG-2", "MIG-3"]),
+        pytest.param([], [], id="another profile at its place, or device files only"),
+        pytest.param(["destroy_gpu_instance 1g.18gb@0"], ["MIG-1"], id="by its name and not by its place"),
+    ],
+)
+def test_pods_are_evicted_of_what_the_plan_destroys(steps, devices):
+    there = {"1g.18gb@0": ["MIG-1"], "3g.71gb@4": ["MIG-2", "MIG-3"]}
+    before = {"instances": [{"name": name, "compute": [{"uuid": uuid} for uuid in uuids]} for name, uuids in there.items()]}
+    drift = [{"before": before, "steps": [dict(zip(("action", "target"), step.split())) for step in steps]}]
+    destroyed = evaluated(VARS["mig_destroyed"], gpuops_mig_drift=drift)
+    assert evaluated(VARS["mig_its_devices"], gpuops_mig_drift=drift, mig_destroyed=destroyed) == devices
+
+
+@pytest.mark.parametrize(
+    "left, refused",
+    [
+        ({"mig": True, "instances": []}, True),
+        ({"mig": True, "instances": [{"compute": []}]}, True),
+        ({"mig": True, "instances": [{"compute": []}, {"compute": [{"ci": 0}]}]}, False),
+    ],
+)
+def test_the_last_mig_device_of_a_gpu_is_not_taken_out_of_use(left, refused):
+    """NVIDIA's device plugin would end by such a GPU. On a bare host there is none."""
+    plan = {"mig_gpus": [{"pci_bus_id": "0000:01:00.0", "steps": ["destroy"], "after": left}], "mig_how": "instance"}
+    assert evaluated(VARS["mig_last"], mig_orchestrator="kubernetes", **plan) == (["0000:01:00.0"] if refused else [])
+    assert evaluated(VARS["mig_last"], mig_orchestrator="none", **plan) == []
+    gone = {**plan["mig_gpus"][0], "steps": []}
+    assert evaluated(VARS["mig_last"], mig_orchestrator="kubernetes", mig_how="instance", mig_gpus=[gone]) == [], "it was done before"
 
 
 @pytest.mark.parametrize(

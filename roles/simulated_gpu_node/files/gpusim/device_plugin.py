@@ -39,8 +39,18 @@ def strategy(pod: Pod) -> str:
 
 def devices(state: Mapping[str, Any], strategy: str) -> dict[str, list[str]]:
     """The UUIDs by resource. A layout that the strategy does not know leaves the plugin without any, as one that crashes again and again."""
+    found, crashes = look(state, strategy)
+    return {} if crashes else found
+
+
+def look(state: Mapping[str, Any], strategy: str) -> tuple[dict[str, list[str]], bool]:
+    """The UUIDs by resource, and whether the plugin ends with an error.
+
+    It does by a GPU with MIG on and no MIG device, with `mixed` by a part of a GPU instance, and with `single` by two kinds.
+    """
     found: dict[str, list[str]] = {}
     kinds = set()
+    crashes = False
     for gpu in state["gpus"]:
         if gpu["lost"]:
             continue
@@ -48,13 +58,16 @@ def devices(state: Mapping[str, Any], strategy: str) -> dict[str, list[str]]:
             kinds.add("whole")
             found.setdefault(GPU_RESOURCE, []).append(gpu["uuid"])
             continue
+        crashes = crashes or not any(instance["compute"] for instance in gpu["mig"]["instances"])
         for instance in gpu["mig"]["instances"]:
             for compute in instance["compute"]:
                 whole = compute["name"] == instance["name"]
                 kinds.add(compute["name"])
                 if strategy == "single":
                     found.setdefault(GPU_RESOURCE, []).append(compute["uuid"])
-                elif whole:  # the plugin has no resource for a part of a GPU instance
+                elif whole:
                     name = instance["name"].removeprefix("MIG ").replace("+", ".")
                     found.setdefault(f"{PREFIX}mig-{name}", []).append(compute["uuid"])
-    return {} if strategy == "single" and len(kinds) > 1 else found
+                else:
+                    crashes = True
+    return found, crashes or (strategy == "single" and len(kinds) > 1)

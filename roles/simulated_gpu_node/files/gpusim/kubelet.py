@@ -177,7 +177,7 @@ def _start(node: Node, uid: str, pod: Pod, claims: list[dict[str, Any]]) -> str:
 def _free(state: Mapping[str, Any], resource: str) -> list[str]:
     """What the plugin advertises and nobody has. Without a plugin, whole GPUs."""
     taken = {one for record in state["pods"].values() for devices in record["devices"].values() for one in devices}
-    known = (state["device_plugin"] or {"resources": device_plugin.devices(state, "mixed")})["resources"]
+    known = (state["device_plugin"] or {"resources": device_plugin.look(state, "mixed")[0]})["resources"]
     lost = {gpu["uuid"] for gpu in state["gpus"] if gpu["lost"]}
     return [one for one in known.get(resource, ()) if one not in taken | lost]
 

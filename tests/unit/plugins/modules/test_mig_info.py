@@ -74,9 +74,50 @@ def test_a_file_of_mig_parted_or_why_there_is_none(node, gpus, layouts, why):
     assert why is None or why in told["mig_parted_why"]
 
 
+CONFIGS = {
+    "version": "v1",
+    "mig-configs": {
+        "both": [{"devices": "all", "mig-enabled": True, "mig-devices": {"3g.71gb": 2}}],
+        "first": [{"devices": [0], "mig-enabled": True, "mig-devices": {"3g.71gb": 2}}],
+        "off": [{"devices": [1], "mig-enabled": False, "mig-devices": {}}],
+        "other": [{"devices": [0], "mig-enabled": True, "mig-devices": {"1g.5gb": 7}}],
+        "beyond": [{"devices": [7], "mig-enabled": True, "mig-devices": {"3g.71gb": 2}}],
+    },
+}
+HALVES = layout(H200, "3g.71gb@0", "3g.71gb@4")
+
+
+@pytest.mark.parametrize(
+    "config, have, expected",
+    [
+        ("both", [HALVES, HALVES], (True, [True, True])),
+        ("both", [HALVES, layout(H200, "3g.71gb@0", "3g.71gb@4 -")], (False, [True, False])),
+        ("both", [HALVES, None], (False, [True, None])),
+        ("first", [HALVES, Layout(False)], (True, [True, None])),
+        ("off", [HALVES, Layout(False)], (True, [None, True])),
+        ("other", [HALVES], (False, [False])),
+        ("beyond", [HALVES], (False, [None])),
+    ],
+)
+def test_whether_the_gpus_are_as_a_configuration_wants_them(node, gpus, config, have, expected):
+    """GPU by GPU; one that it leaves alone is no difference, one that nobody could read is."""
+    gpus(*have)
+    told = run_module(mig_info.main, **node, assert_mig_parted=CONFIGS, mig_parted_config=config)["asserted"]
+    assert (told["holds"], [one["holds"] for one in told["gpus"]]) == expected
+    assert all((one["why"] is None) is (one["holds"] is True) for one in told["gpus"])
+
+
+def test_only_the_gpus_that_are_asked_for_count(node, gpus):
+    gpus(HALVES, Layout(False))
+    told = run_module(mig_info.main, **node, gpus=["GPU-0"], assert_mig_parted=CONFIGS, mig_parted_config="both")["asserted"]
+    assert told == {"holds": True, "gpus": [{"uuid": "GPU-0", "pci_bus_id": "0000:00:00.0", "holds": True, "why": None}]}
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
+        ({"assert_mig_parted": CONFIGS}, "parameters are required together: assert_mig_parted, mig_parted_config"),
+        ({"assert_mig_parted": CONFIGS, "mig_parted_config": "none"}, "there is no configuration none; there are both, first"),
         ({"lock_token": 1}, "parameters are required together: lock_token, lock_holder"),
         ({"lock_token": 1, "lock_holder": "run-1"}, "run-1 lost the node's lock"),
         ({"proc_root": "/nowhere"}, "cannot read /nowhere"),

@@ -14,13 +14,14 @@ from kube_fakes import pod
     [
         pytest.param(
             1,
-            {"3g.71gb": 1, "1g.18gb+me": 2, "1c.2g.35gb": 2},
+            {"3g.71gb": 1, "1g.18gb+me": 2, "1c.2g.35gb": 0},
             "mixed",
             {"nvidia.com/gpu": 1, "nvidia.com/mig-3g.71gb": 1, "nvidia.com/mig-1g.18gb.me": 2},
-            id="mixed: parts of a GPU instance have no resource",
+            id="mixed",
         ),
         pytest.param(0, {"3g.71gb": 0}, "mixed", {}, id="nothing"),
         pytest.param(0, {"3g.71gb": 4}, "single", {"nvidia.com/gpu": 4}, id="single"),
+        pytest.param(0, {"1c.3g.71gb": 6}, "single", {"nvidia.com/gpu": 6}, id="single, parts of one kind"),
         pytest.param(2, {}, "single", {"nvidia.com/gpu": 2}, id="single, without MIG"),
         pytest.param(2, {}, "none", {"nvidia.com/gpu": 2}, id="none, without MIG"),
     ],
@@ -35,6 +36,18 @@ def test_resources(gpus, devices, strategy, expected):
 def test_a_strategy_that_does_not_know_such_a_layout(gpus, devices, strategy):
     with pytest.raises(advertised.StrategyUnfit, match=f"strategy is {strategy}"):
         advertised.resources(gpus, devices, strategy)
+
+
+@pytest.mark.parametrize("strategy", ["mixed", "single", "none"])
+def test_a_gpu_with_mig_and_no_mig_device_is_the_end_of_the_plugin(strategy):
+    """The plugin exits, and takes all of the node's GPUs along."""
+    with pytest.raises(advertised.StrategyUnfit, match="GPU-1, GPU-2 has MIG on and no MIG device"):
+        advertised.resources(6, {}, strategy, ["GPU-1", "GPU-2"])
+
+
+def test_mixed_has_no_resource_for_parts_of_a_gpu_instance():
+    with pytest.raises(advertised.StrategyUnfit, match=r"a part of a GPU instance \(1c.3g.71gb, 2c.3g.71gb\)"):
+        advertised.resources(6, {"7g.141gb": 1, "2c.3g.71gb": 1, "1c.3g.71gb": 1}, "mixed")
 
 
 def test_what_a_node_advertises():

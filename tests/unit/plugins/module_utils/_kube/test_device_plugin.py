@@ -79,6 +79,15 @@ def test_the_pod_is_restarted_where_the_node_advertises_something_else():
     assert [method for method, _path, _body in world.api.writes()] == ["DELETE"]
 
 
+@pytest.mark.parametrize("check_mode", [True, False])
+@pytest.mark.parametrize("want", [{"empty": ("GPU-1",)}, {"mig_devices": {"3g.71gb": 1, "1c.3g.71gb": 2}}])
+def test_a_plugin_that_would_end_by_what_is_there_is_not_restarted(want, check_mode):
+    world = World({MIG: "1"}, advertises={MIG: "2"})
+    with pytest.raises(RemediationError) as refused:
+        world.advertise(check_mode, **want)
+    assert refused.value.kind == "strategy_unfit" and world.api.writes() == []
+
+
 def test_another_pod_with_the_plugins_label_is_left_alone():
     world = World({MIG: "1"}, advertises={MIG: "2"})
     world.api.put(f"{PODS}/discovery", pod("discovery", node="gpu-1", labels=LABELS, container="gpu-feature-discovery-ctr"))

@@ -210,7 +210,20 @@ def test_the_grace_period_is_cut_to_what_is_left():
     world = World(pod("a", grace=600), pod("b", grace=30))
     world.drain().run()
     sent = {body["metadata"]["name"]: body["deleteOptions"].get("gracePeriodSeconds") for _m, _p, body in world.api.writes()}
-    assert sent == {"a": 60, "b": None}
+    assert sent == {"a": 55, "b": None}
+
+
+def test_a_pod_that_uses_its_whole_cut_grace_period_is_gone_in_time():
+    """The kubelet kills it then, and tells the API server a moment later."""
+    world = World(pod("a", grace=600))
+    evict = world.evict
+
+    def whole(path, body):
+        world.evictions["a"] = body["deleteOptions"]["gracePeriodSeconds"] + 3
+        return evict(path, body)
+
+    world.evict = whole
+    assert names(world.drain().run()["evicted"]) == ["a"]
 
 
 def test_a_pod_reborn_under_its_name_is_another_pod():

@@ -88,7 +88,10 @@ def test_evict_unmanaged():
     assert "never" in selection.why_kept(pod("p", annotations={"gpuops.remediation/evict": "never"}))
 
 
-@pytest.mark.parametrize("own, left, sent", [(30, 100.0, None), (30, 30.0, None), (300, 100.7, 100), (300, 0.2, 1), (0, 100.0, None)])
+@pytest.mark.parametrize(
+    "own, left, sent",
+    [(30, 100.0, None), (30, 35.0, None), (30, 30.0, 25), (300, 100.7, 95), (300, 0.2, 1), (0, 100.0, None), (0, 2.0, None)],
+)
 def test_the_grace_period_is_cut_only_to_what_is_left(own, left, sent):
     """S11."""
     options = eviction(pod("p", grace=own), left)["deleteOptions"]

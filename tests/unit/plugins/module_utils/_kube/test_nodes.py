@@ -339,6 +339,47 @@ def test_the_taint_alone_is_given_back():
     assert (world.api.objects[PATH]["spec"].get("unschedulable", False), world.incidents()) == (False, None)
 
 
+PASSING = {"key": "gpuops.remediation/mig-change", "effect": "NoSchedule"}
+PASSING_TARGET = "node/gpu-1/taint/gpuops.remediation/mig-change:NoSchedule"
+
+
+@pytest.mark.parametrize("before", [[], [PASSING]])
+def test_a_taint_that_passes_is_lifted_and_the_quarantine_stays(before):
+    """S9: also where somebody had left that taint there, which the change that is done now has made up for."""
+    world = World(*before, THEIRS)
+    world.writer().present([OURS])
+    world.writer().present([PASSING])
+    world.writer().lift([PASSING])
+    assert (world.taints(), world.incidents()) == ([THEIRS, OURS], '["a"]')
+    assert {row.target: row.status for row in world.ledger.rows} == {TARGET: "applied", **({} if before else {PASSING_TARGET: "reverted"})}
+    assert not world.writer().lift([PASSING]).steps
+    world.writer().release()
+    assert (world.taints(), world.incidents()) == ([THEIRS], None)
+
+
+def test_the_name_goes_with_a_taint_that_passes_where_nothing_else_was_changed():
+    world = World()
+    world.writer().present([PASSING])
+    world.writer().lift([PASSING])
+    assert (world.taints(), world.incidents()) == ([], None)
+
+
+def test_a_taint_that_passes_stays_as_long_as_another_incident_wants_it():
+    world = World()
+    world.writer("a").present([PASSING])
+    world.writer("b").present([PASSING])
+    world.writer("a").lift([PASSING])
+    assert (world.taints(), world.incidents()) == ([PASSING], '["b"]')
+    world.writer("b").lift([PASSING])
+    assert (world.taints(), world.incidents()) == ([], None)
+
+
+def test_without_an_incident_a_taint_is_lifted_whoever_put_it_there():
+    world = World(PASSING)
+    world.writer(None).lift([PASSING])
+    assert world.taints() == []
+
+
 def test_without_a_cordon_the_name_goes_with_the_taint():
     world = World()
     world.writer().present([OURS])

@@ -68,6 +68,14 @@ def test_a_driver_is_waited_for(start):
     assert start(away, driver_seconds=0) == (1, ["NVML does not answer"])
 
 
+def test_who_is_in_the_way_for_a_moment_is_waited_for_and_who_has_it_is_not(start):
+    held = {**WELL, "error": {"kind": "mig_busy", "msg": "the mode cannot change while the GPU is in use"}}
+    assert start([WELL, held], [held, WELL], [WELL, WELL]) == (0, ["GPU 0000:00:06.0: nothing to do"] * 2)
+    assert start([held], driver_seconds=0) == (1, ["GPU 0000:00:06.0: the mode cannot change while the GPU is in use"])
+    given = {**held, "error": {**held["error"], "given": ["3g.71gb@0"]}}
+    assert start([given])[0] == 1
+
+
 @pytest.mark.parametrize(
     "trouble, words",
     [({"error": {"msg": "3g.71gb@4 is busy"}}, "3g.71gb@4 is busy"), ({"reset_required": True}, "its mode changes with a reset only")],
