@@ -13,7 +13,7 @@ description:
   - An allocation of a pod that the API server knows no more is over, and so is that of a pod which has completed.
 options:
   _input:
-    description: The allocations, as M(gpuops.remediation.gpu_allocations_info) returns them.
+    description: The allocations, as M(gpuops.remediation.gpu_allocations_info) returns them from the source V(checkpoint).
     type: list
     elements: dict
     required: true

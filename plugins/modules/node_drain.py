@@ -60,7 +60,8 @@ options:
         - All pods go.
       gpu:
         - The O(pods), if they are given, and the pods to which a ResourceClaim gives O(gpu).
-        - Where neither says it for certain, all pods that request or claim a GPU, by any resource of C(nvidia.com) that is not known to be something else.
+        - Where neither says it for certain, all pods that request or claim a GPU, by any resource of C(nvidia.com) that is not known to be something else,
+          but those O(elsewhere).
   gpu:
     description:
       - The sick GPU as in M(gpuops.remediation.device_taint). Where a driver hands it out by Dynamic Resource Allocation, and no pod of the node has a
@@ -69,6 +70,18 @@ options:
     elements: str
   pods:
     description: The pods that are known for certain to use the sick GPU.
+    type: list
+    elements: dict
+    suboptions:
+      uid:
+        description: The pod's UID.
+        type: str
+        required: true
+  elsewhere:
+    description:
+      - The pods that are known for certain to have other GPUs of the node and not the sick one, as P(gpuops.remediation.pods_elsewhere#filter) tells
+        them. A pod keeps what it was given as long as it lives; one that comes meanwhile is not among them.
+      - It says nothing of O(pods), nor where the ResourceClaims say for certain whose O(gpu) is.
     type: list
     elements: dict
     suboptions:
@@ -120,8 +133,8 @@ EXAMPLES = r"""
 RETURN = r"""
 attribution:
   description:
-    - What says which pods are meant. V(claims), the ResourceClaims that hold the GPU; V(pods), O(pods); V(requests), a guess by what pods request;
-      V(node), all of the node's.
+    - What says which pods are meant. V(claims), the ResourceClaims that hold the GPU; V(pods), O(pods); V(kubelet), what pods request without those
+      O(elsewhere); V(requests), a guess by what pods request; V(node), all of the node's.
   returned: always
   type: str
   sample: claims
@@ -205,6 +218,7 @@ SPEC = {
         "scope": {"default": "node", "choices": ["node", "gpu"]},
         "gpu": {"type": "list", "elements": "str"},
         "pods": {"type": "list", "elements": "dict", "options": {"uid": {"required": True}}},
+        "elsewhere": {"type": "list", "elements": "dict", "options": {"uid": {"required": True}}},
         "deadline_seconds": {"type": "float", "default": 300.0},
         "evict_unmanaged": {"type": "bool", "default": False},
         "cordon": {"type": "bool", "default": False},
@@ -215,8 +229,8 @@ SPEC = {
 
 def run(params, check_mode):
     deadline = Deadline(params["deadline_seconds"])
-    certain = None if params["pods"] is None else {pod["uid"] for pod in params["pods"]}
-    selection = Selection(params["scope"], certain, evict_unmanaged=params["evict_unmanaged"])
+    certain, elsewhere = (None if params[name] is None else {pod["uid"] for pod in params[name]} for name in ("pods", "elsewhere"))
+    selection = Selection(params["scope"], certain, elsewhere, evict_unmanaged=params["evict_unmanaged"])
     api = api_of(params)
     permit = permit_of(params["node"], params, api, ledger_of(params, check_mode), deadline, check_mode)
     writer = NodeWriter(api, permit, deadline, params["uid"], check_mode and params["state"] == "drained")

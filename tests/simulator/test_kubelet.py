@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import gpusim
+import grpc
 import nvml_child
 import pytest
-from gpusim import instances, kubelet
+from gpusim import instances, kubelet, pod_resources
 from gpusim.node import Node
 from gpusim.state import start_ticks
 
@@ -79,7 +80,9 @@ def test_a_pod_with_a_claim_has_the_gpu_that_the_claim_was_given(node: Node) -> 
         {"driver": "nic.example.com", "pool": "gpu-1", "device": "nic-0"},
     ]
     status = {"allocation": {"devices": {"results": results}}, "reservedFor": [{"resource": "pods", "name": "pod", "uid": "0f5a-1"}]}
-    assert sync(node, body, claims=[{"status": {}}, {"status": status}])["0f5a-1"]["gpus"] == [1]
+    assert sync(node, body, claims=[{"status": {}}, {"metadata": {"name": "gpu", "namespace": "default"}, "status": status}])["0f5a-1"][
+        "gpus"
+    ] == [1]
 
 
 @pytest.mark.parametrize(
@@ -117,6 +120,14 @@ def test_gpus_are_handed_out_once(node: Node) -> None:
 def test_a_gpu_in_mig_mode_is_not_handed_out_whole(node: Node) -> None:
     instances.set_mode(node, 0, True)
     assert sync(node, pod(gpus=1))["0f5a-1"]["gpus"] == [1]
+
+
+def test_a_pod_keeps_its_gpu_over_a_reboot(node: Node) -> None:
+    one, two = pod("one"), pod("two")
+    record = sync(node, one, two)["two"]
+    sync(node, two)
+    node.reboot()
+    assert sync(node, two)["two"]["devices"] == record["devices"], "also while another GPU is free"
 
 
 def test_a_killed_process_is_not_started_again_but_after_a_reboot_it_is(node: Node) -> None:
@@ -236,6 +247,65 @@ def serving(cluster: Any, node: Node) -> Iterator[subprocess.Popen[str]]:
     finally:
         child.terminate()
         child.wait(20)
+
+
+@pytest.fixture
+def server(node: Node) -> Iterator[pod_resources.Server]:
+    made = pod_resources.Server(node)
+    made.sync()
+    yield made
+    made.stop()
+
+
+def ask(node: Node, method: str, request: str, answer: str, seconds: float = 5) -> Any:
+    """By gRPC's own client."""
+    classes = pod_resources.messages()
+    folder = os.open(node.path / "var/lib/kubelet/pod-resources", os.O_PATH)
+    try:
+        with grpc.insecure_channel(f"unix:/proc/self/fd/{folder}/kubelet.sock") as channel:
+            call = channel.unary_unary(
+                f"/v1.PodResourcesLister/{method}",
+                request_serializer=lambda message: message.SerializeToString(),
+                response_deserializer=classes[answer].FromString,
+            )
+            return call(classes[request](), timeout=seconds)
+    finally:
+        os.close(folder)
+
+
+def test_the_api_tells_who_has_what(node: Node, server: pod_resources.Server) -> None:
+    claim = {"driver": "gpu.nvidia.com", "pool": "gpu-1", "device": "gpu-1"}
+    status = {"allocation": {"devices": {"results": [claim]}}, "reservedFor": [{"resource": "pods", "uid": "claims"}]}
+    by_claim = pod("claims", gpus=0)
+    by_claim["spec"]["resourceClaims"] = [{"name": "gpu"}]
+    record = sync(node, plugin(), pod(), by_claim, claims=[{"metadata": {"name": "one", "namespace": "default"}, "status": status}])
+    told = ask(node, "List", "ListPodResourcesRequest", "ListPodResourcesResponse")
+    assert {one.name: [list(each.device_ids) for each in one.containers[0].devices] for one in told.pod_resources} == {
+        "pod-0f5a-1": [record["0f5a-1"]["devices"]["nvidia.com/gpu"]],
+        "pod-claims": [],
+    }
+    [dynamic] = next(one for one in told.pod_resources if one.name == "pod-claims").containers[0].dynamic_resources
+    assert (dynamic.claim_name, dynamic.claim_resources[0].device_name) == ("one", "gpu-1")
+    registered = ask(node, "GetAllocatableResources", "AllocatableResourcesRequest", "AllocatableResourcesResponse")
+    assert [list(one.device_ids) for one in registered.devices] == [[gpu["uuid"]] for gpu in node.state()["gpus"]]
+
+
+@pytest.mark.parametrize(("how", "code"), [("hangs", grpc.StatusCode.DEADLINE_EXCEEDED), ("unimplemented", grpc.StatusCode.UNIMPLEMENTED)])
+def test_the_api_fails(node: Node, server: pod_resources.Server, how: str, code: grpc.StatusCode) -> None:
+    node.pod_resources(how)
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(node, "List", "ListPodResourcesRequest", "ListPodResourcesResponse", seconds=1)
+    assert caught.value.code() is code
+    node.clear()
+    assert len(ask(node, "List", "ListPodResourcesRequest", "ListPodResourcesResponse").pod_resources) == 0
+
+
+def test_the_api_is_absent(node: Node, server: pod_resources.Server) -> None:
+    socket = node.path / pod_resources.SOCKET
+    assert socket.is_socket()
+    node.pod_resources("absent")
+    server.sync()
+    assert not socket.exists()
 
 
 def wait_for_pids(node: Node, count: int, seconds: float = 10) -> list[int]:

@@ -21,12 +21,14 @@ from urllib.parse import quote
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Outcome
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import resources
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.deadline import Deadline
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.devices import DeviceHolders
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.errors import ApiUnavailable, EvictIncomplete, KubeError, NotFound
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import (
     Pod,
     Selection,
+    attribution,
     budgets_that_block,
     claims,
     describe,
@@ -41,7 +43,6 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.nodes import NodeWriter, refuse_overridden
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.taints import Node, Taint, show
 
-GPU_DRIVER = "gpu.nvidia.com"
 ROUND_SECONDS = 1.0
 AGAIN_SECONDS = 2.0  # between two tries for one pod
 RENEW_SECONDS = 5.0
@@ -66,7 +67,7 @@ class Drain:
         self._asking = threading.Lock()  # each eviction asks the ledger and the lock, one after another
         self._renewed = self._deadline.clock()
         self._in_force = {part: change.wanted for part, change in self._permit.changes().items() if change.status == "applied"}
-        self._attribution = "node" if selection.scope == "node" else "requests" if selection.uids is None else "pods"
+        self._attribution = attribution(selection)
         self._node_ready = True
         self._taints: Sequence[Taint] = ()
         self._first: set[str] = set()  # what was on the node when we came
@@ -256,7 +257,7 @@ class Drain:
         except NotFound:
             return False
         results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-        return any(result["driver"] == GPU_DRIVER for result in results)
+        return any(result["driver"] == resources.DRIVER for result in results)
 
     def _pods(self, namespace: str = "", **query: str) -> list[Pod]:
         where = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""

@@ -25,10 +25,11 @@ GOING_SECONDS = 5  # from a pod's kill at the end of its grace period until the 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which pods are meant (S11). Without `uids` a GPU's pods are those that request or claim one."""
+    """Which pods are meant (S11). Without `uids` a GPU's pods are those that request or claim one, but not those `elsewhere`."""
 
     scope: str  # gpu | node
     uids: Collection[str] | None = None
+    elsewhere: Collection[str] | None = None  # the UIDs of pods that are certain to have other GPUs only; None where nobody could tell
     gpu_claims: Collection[str] = ()  # <namespace>/<name> of the ResourceClaims that hold a GPU
     own_uids: Collection[str] = ()  # the responder's own pods
     evict_unmanaged: bool = False
@@ -39,7 +40,9 @@ class Selection:
             return False
         if self.scope == "node":
             return True
-        return uid(pod) in self.uids if self.uids is not None else wants_gpu(pod, self.gpu_claims)
+        if self.uids is not None:
+            return uid(pod) in self.uids
+        return uid(pod) not in (self.elsewhere or ()) and wants_gpu(pod, self.gpu_claims)
 
     def why_kept(self, pod: Pod) -> str | None:
         """Why one that is meant stays for a human to decide; None for the others. One that is ending already is only waited for."""
@@ -50,6 +53,13 @@ class Selection:
         if not _controller(pod) and not self.evict_unmanaged:
             return UNMANAGED
         return None
+
+
+def attribution(selection: Selection) -> str:
+    """What says which pods are meant."""
+    if selection.scope == "node":
+        return "node"
+    return "pods" if selection.uids is not None else "requests" if selection.elsewhere is None else "kubelet"
 
 
 def uid(pod: Pod) -> str:
@@ -169,23 +179,30 @@ def _controller(pod: Pod) -> Mapping[str, Any]:
 
 def wants_gpu(pod: Pod, gpu_claims: Collection[str] = ()) -> bool:
     """Whether it requests a GPU or a MIG device, or claims one."""
-    return any(claim in gpu_claims for claim in claims(pod)) or bool(_gpus_requested(pod))
+    return any(claim in gpu_claims for claim in claims(pod)) or bool(gpus_requested(pod))
 
 
 def has_gpu_of_plugin(pod: Pod) -> bool:
     """Whether a device plugin gave it a GPU: it requests one by count, and the scheduler has made no claim for that."""
     mappings = ((pod.get("status") or {}).get("extendedResourceClaimStatus") or {}).get("requestMappings") or ()
-    return not finished(pod) and bool(_gpus_requested(pod) - {each["resourceName"] for each in mappings})
+    return not finished(pod) and bool(gpus_requested(pod).keys() - {each["resourceName"] for each in mappings})
 
 
-def _gpus_requested(pod: Pod) -> set[str]:
+def gpus_requested(pod: Pod) -> dict[str, float]:
+    """How many devices the kubelet gives it, by resource: what an init container had goes to those after it, unless it stays with them."""
     spec = pod["spec"]
-    names: set[str] = set()
-    for container in [*spec["containers"], *(spec.get("initContainers") or ())]:
-        resources = container.get("resources") or {}
-        amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-        names.update(name for name, amount in amounts.items() if may_be_gpu(name) and str(amount) != "0")
-    return names
+    begin = spec.get("initContainers") or ()
+    stay = [*spec["containers"], *(one for one in begin if one.get("restartPolicy") == "Always")]
+    most: dict[str, float] = {}
+    for together in [stay, *([one] for one in begin)]:
+        wanted: dict[str, float] = {}
+        for container in together:
+            resources = container.get("resources") or {}
+            for name, amount in {**(resources.get("requests") or {}), **(resources.get("limits") or {})}.items():
+                if may_be_gpu(name) and str(amount) != "0":
+                    wanted[name] = wanted.get(name, 0) + (int(amount) if str(amount).isdecimal() else float("inf"))
+        most.update({name: max(count, most.get(name, 0)) for name, count in wanted.items()})
+    return most
 
 
 def holds_claims(pod: Pod) -> bool:

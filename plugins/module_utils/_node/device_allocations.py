@@ -6,7 +6,8 @@
 
 """Which GPUs and MIG devices the kubelet has given to which pod, and which it knows of, by its own checkpoint file.
 
-The file is what the kubelet itself reads when it starts. Its PodResources API tells the same, but only by gRPC.
+The file is what the kubelet itself reads when it starts. Unlike its PodResources API it also has what init containers were given, needs no
+library, and is the kubelet's private format.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
-from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import is_gpu, may_be_gpu
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.resources import device_of, is_gpu, is_shared, may_be_gpu
 
-REPLICA = "::"  # between a device and the number of its replica
 CHECKPOINT = "device-plugins/kubelet_internal_checkpoint"
 
 
@@ -50,25 +50,23 @@ def parse(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
             "pod_uid": str(entry["PodUID"]),
             "container": str(entry["ContainerName"]),
             "resource": str(entry["ResourceName"]),
-            "devices": _devices(entry["DeviceIDs"]),
+            "devices": sorted({*map(device_of, ids)}),
+            "count": len(ids),
         }
         for entry in data["PodDeviceEntries"] or ()
         if may_be_gpu(entry["ResourceName"])
+        for ids in [_ids(entry["DeviceIDs"])]
     ]
     told = {str(resource): devices or () for resource, devices in (data["RegisteredDevices"] or {}).items() if is_gpu(resource)}
     return {
         "allocations": allocations,
-        "registered": {resource: sorted({_device(one) for one in devices}) for resource, devices in told.items()},
-        "shared": sorted(resource for resource, devices in told.items() if any(REPLICA in one for one in devices)),
+        "claims": [],
+        "registered": {resource: sorted({*map(device_of, devices)}) for resource, devices in told.items()},
+        "shared": sorted(resource for resource, devices in told.items() if any(map(is_shared, devices))),
     }
 
 
-def _devices(told: Any) -> list[str]:
+def _ids(told: Any) -> list[str]:
     """By NUMA node since Kubernetes 1.20, a list before."""
     lists = told.values() if isinstance(told, Mapping) else [told]
-    return sorted({_device(one) for each in lists for one in each or ()})
-
-
-def _device(name: str) -> str:
-    """The UUID; a plugin that shares a device numbers its replicas, `UUID::3`."""
-    return name.partition(REPLICA)[0]
+    return [one for each in lists for one in each or ()]

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import build, instances, kmsg
 from .errors import CODES
-from .node import MIB, MODEL_NAMES, Node, SimulatorError, nodes
+from .node import MIB, MODEL_NAMES, POD_RESOURCES, Node, SimulatorError, nodes
 
 DEFAULT_ROOT = Path("/var/tmp/gpusim")
 EXAMPLES = """
@@ -106,6 +106,8 @@ def _inject_parser(inject: argparse.ArgumentParser) -> None:
     fail.add_argument("--at", type=int, default=1, metavar="N", help="(default: 1)")
     fail.add_argument("--times", default="1", help="how often, or `forever` (default: 1)")
     faults.add_parser("driver-not-loaded", help="as after rmmod nvidia")
+    kubelet = faults.add_parser("pod-resources", help="the kubelet's PodResources API")
+    kubelet.add_argument("how", choices=POD_RESOURCES)
     faults.add_parser("log", help="any other line of the kernel log").add_argument("text")
 
 
@@ -169,6 +171,8 @@ def _inject(node: Node, args: argparse.Namespace) -> None:
         node.fail(args.function, args.error, args.at, None if args.times == "forever" else int(args.times), gpu)
     elif args.fault == "driver-not-loaded":
         node.driver_not_loaded()
+    elif args.fault == "pod-resources":
+        node.pod_resources(args.how)
     elif args.fault == "log":
         node.log(args.text)
     elif gpu is None:

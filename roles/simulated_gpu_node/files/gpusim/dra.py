@@ -47,13 +47,21 @@ def resource_slice(node: Node, node_uid: str) -> dict[str, Any]:
     }
 
 
-def claimed_gpus(pod: Json, claims: Iterable[Json]) -> list[int]:
-    """The indexes of the GPUs that the pod's claims were given."""
+def held(pod: Json, claims: Iterable[Json]) -> list[dict[str, Any]]:
+    """The pod's claims with what they were given, as the kubelet tells them."""
     uid = pod["metadata"]["uid"]
     found = []
     for claim in claims:
         status = claim.get("status") or {}
         if any(user["uid"] == uid for user in status.get("reservedFor") or ()):
             results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
-            found += [int(result["device"].removeprefix("gpu-")) for result in results if result["driver"] == DRIVER]
-    return sorted(found)
+            given = [{"driver_name": one["driver"], "pool_name": one["pool"], "device_name": one["device"]} for one in results]
+            names = claim["metadata"]
+            found.append({"claim_name": names["name"], "claim_namespace": names["namespace"], "claim_resources": given})
+    return found
+
+
+def claimed_gpus(held: Iterable[Json]) -> list[int]:
+    """The indexes of the GPUs that claims were given."""
+    given = [one for claim in held for one in claim["claim_resources"] if one["driver_name"] == DRIVER]
+    return sorted(int(one["device_name"].removeprefix("gpu-")) for one in given)

@@ -7,8 +7,9 @@
 What the API server is told of nodes and pods (Ready, Running, gone) is kwok's part; both read the same annotation on how a pod ends.
 A process that is killed is not started again while its pod lives, unless the node reboots.
 
-Who has which GPU or MIG device is kept in the kubelet's checkpoint file. Where the device plugin has a pod on the node, its resources are in
-the node's status: of a plugin that is gone none can be allocated, and what it no longer advertises keeps its capacity, as for five minutes with a real one.
+Who has which GPU or MIG device is kept in the kubelet's checkpoint file, and told by its PodResources API. Where the device plugin has a pod
+on the node, its resources are in the node's status: of a plugin that is gone none can be allocated, and what it no longer advertises keeps its
+capacity, as for five minutes with a real one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import device_plugin, dra
+from . import device_plugin, dra, pod_resources
 from .node import MIB, Node, SimulatorError, nodes
 from .state import is_alive
 
@@ -88,7 +89,7 @@ def sync(node: Node, pods: Iterable[Pod], claims: Iterable[Pod] = ()) -> Iterato
     for uid, pod in bound.items():
         starts = pod["status"].get("phase", "Pending") in ("Pending", "Running") and not pod["metadata"].get("deletionTimestamp")
         if uid not in known and starts and (devices_wanted(pod) or pod["spec"].get("resourceClaims")):
-            yield _start(node, uid, pod, dra.claimed_gpus(pod, claims))
+            yield _start(node, uid, pod, dra.held(pod, claims))
     _write_checkpoint(node)
 
 
@@ -144,7 +145,8 @@ def _pod_is_gone(node: Node, uid: str, record: dict[str, Any]) -> Iterator[str]:
     yield f"{record['name']}: pod and process {record['pid']} are gone"
 
 
-def _start(node: Node, uid: str, pod: Pod, claimed: list[int]) -> str:
+def _start(node: Node, uid: str, pod: Pod, claims: list[dict[str, Any]]) -> str:
+    claimed = dra.claimed_gpus(claims)
     name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]["name"]
     state = node.state()
     given: dict[str, list[str]] = {}
@@ -155,7 +157,8 @@ def _start(node: Node, uid: str, pod: Pod, claimed: list[int]) -> str:
             return f"{name}: waits, {len(gpus)} of the {len(claimed)} GPUs of its claims are there on {node.name}"
     else:
         for resource, wanted in devices_wanted(pod).items():
-            free = _free(state, resource)[:wanted]
+            before = state["given"].get(uid, {}).get(resource, ())
+            free = sorted(_free(state, resource), key=lambda one: one not in before)[:wanted]
             if len(free) < wanted:
                 return f"{name}: waits, {len(free)} of {wanted} {resource} are free on {node.name}"
             given[resource] = free
@@ -164,8 +167,8 @@ def _start(node: Node, uid: str, pod: Pod, claimed: list[int]) -> str:
     if (pod["metadata"].get("annotations") or {}).get(IDLE) != "true":
         pid = node.start(gpus, program(pod), POD_MEMORY, cgroup(uid, container), ends(pod), pod=uid, gi=gi, ci=ci)
     _remember(node, uid, {
-        "namespace": pod["metadata"]["namespace"], "name": name, "container": container, "devices": given, "gpus": gpus, "pid": pid,
-        "ends": ends(pod), "terminated": False,
+        "namespace": pod["metadata"]["namespace"], "name": name, "container": container, "devices": given, "claims": claims, "gpus": gpus,
+        "pid": pid, "ends": ends(pod), "terminated": False,
     })  # fmt: skip
     told = f"process {pid}" if pid else "no process"
     return f"{name}: {told} on GPU {', '.join(map(str, gpus))}{'' if gi is None else f', instance {gi}'} of {node.name}"
@@ -223,6 +226,7 @@ class Kubelet:
         self.pods: dict[str, Pod] = {}
         self.said: set[str] = set()
         self.published: dict[str, Any] = {}  # of each node's status
+        self.servers: dict[Path, pod_resources.Server] = {}
 
     def sync(self) -> None:
         if any(pod["spec"].get("resourceClaims") for pod in self.pods.values()):
@@ -234,6 +238,9 @@ class Kubelet:
                 for line in sync(node, list(self.pods.values()), self.claims):
                     self._say(line)
                 self._publish(node)
+                if node.path not in self.servers:
+                    self.servers[node.path] = pod_resources.Server(node)
+                self.servers[node.path].sync()
             except (SimulatorError, RuntimeError, OSError) as error:  # one broken or vanished node must not stop the others
                 self._say(f"{node.name}: {error}")
 
@@ -312,5 +319,7 @@ def serve(root: Path, cache: Path, kubeconfig: Path, context: str | None = None,
     try:
         kubelet.run()
     finally:
+        for server in kubelet.servers.values():
+            server.stop()
         for node in nodes(root, cache):
             stop(node)

@@ -25,6 +25,7 @@ from .state import StateFile, add_event, call_name, is_alive, start_ticks
 MODELS = Path(__file__).parent / "models"
 MODEL_NAMES = sorted(file.stem for file in MODELS.glob("*.json"))
 MIB = 1 << 20
+POD_RESOURCES = ("serves", "absent", "hangs", "unimplemented")  # how the kubelet's API does
 # NVML's event types
 ECC_EVENT, XID_EVENT, RECOVERY_EVENT = 0x2, 0x8, 0x8000
 NAMESPACE = uuid.UUID("5e3c9d3a-6d50-5b0e-9d6e-67707573696d")  # ours, so that a node's GPUs have the same UUIDs wherever it is made
@@ -111,6 +112,7 @@ class Node:
             "version": 1, "node": self.name, "model": model_name, "driver_version": model["answers"]["nvmlSystemGetDriverVersion"],
             "faults": {**no_faults(), "driver_not_loaded": False}, "event_sequence": 0, "instance_sequence": 0,
             "gpus": [self._gpu(model, index) for index in range(gpus)], "processes": [], "pods": {}, "device_plugin": None,
+            "pod_resources": "serves", "given": {},
         }  # fmt: skip
         capabilities.install(str(self.path))
         for device in (
@@ -172,6 +174,7 @@ class Node:
         """A new boot: every process of the node is gone, and all that a GPU keeps in registers."""
         with self.change() as state:
             self._end(state, state["processes"])
+            state["given"] = {uid: record["devices"] for uid, record in state["pods"].items()}  # the kubelet's checkpoint outlives it
             state["pods"] = {}
             if state["device_plugin"]:  # its pod starts again with the kubelet
                 state["device_plugin"].update(pod=None, resources={})
@@ -289,6 +292,13 @@ class Node:
         with self.change() as state:
             self._faults(state, index)["fail"][self._call(function)] = {"error": error, "at": at, "times": times, "calls": 0}
 
+    def pod_resources(self, how: str) -> None:
+        """How the kubelet's API on who has which device does."""
+        if how not in POD_RESOURCES:
+            raise SimulatorError(f"the PodResources API {', '.join(POD_RESOURCES)}, and not {how}")
+        with self.change() as state:
+            state["pod_resources"] = how
+
     def driver_not_loaded(self) -> None:
         with self.change() as state:
             state["faults"]["driver_not_loaded"] = True
@@ -313,6 +323,7 @@ class Node:
                     gpu[part] = fresh[part]
             if index is None:
                 state["faults"] = {**no_faults(), "driver_not_loaded": False}
+                state["pod_resources"] = "serves"
 
     # -- processes -----------------------------------------------------------------------------------------------------
 

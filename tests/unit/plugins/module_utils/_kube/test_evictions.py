@@ -7,9 +7,11 @@ from __future__ import annotations
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import (
     Selection,
+    attribution,
     budgets_that_block,
     claims,
     eviction,
+    gpus_requested,
     moves,
     settled,
     tolerates,
@@ -57,6 +59,26 @@ def test_certain_selection():
     selection = Selection("gpu", {"uid-a"})
     assert [selection.meant(pod(name, limits=GPU)) for name in "ab"] == [True, False]
     assert not Selection("gpu", set()).meant(pod("a", limits=GPU))
+
+
+def test_who_is_elsewhere_stays():
+    """S11: the pods that certainly have another GPU; who came later may have the sick one, and node scope takes all."""
+    pods = [pod(name, limits=GPU) for name in ("other", "holder", "late")]
+    assert [Selection("gpu", elsewhere={"uid-other"}).meant(each) for each in pods] == [False, True, True]
+    assert Selection("node", elsewhere={"uid-other"}).meant(pods[0])
+    assert [attribution(Selection("gpu", elsewhere=known)) for known in (None, set())] == ["requests", "kubelet"]
+
+
+def test_what_the_kubelet_gives():
+    side = {"name": "side", "resources": {"limits": GPU}, "restartPolicy": "Always"}
+    first = {"name": "first", "resources": {"limits": {"nvidia.com/gpu": "3"}}}
+    it = pod("p", limits={**GPU, "vendor.example/nic": "1"})
+    assert gpus_requested(it) == {"nvidia.com/gpu": 1}
+    it["spec"]["initContainers"] = [side]
+    assert gpus_requested(it) == {"nvidia.com/gpu": 2}
+    it["spec"]["initContainers"] = [first, side]
+    assert gpus_requested(it) == {"nvidia.com/gpu": 3}
+    assert gpus_requested(pod("p", limits={"nvidia.com/gpu": "1k"}))["nvidia.com/gpu"] == float("inf"), "never fewer than there are"
 
 
 def test_evict_unmanaged():
