@@ -33,7 +33,7 @@ def pods_elsewhere(
         (str(one["uuid"]), str(gpu["uuid"])) for gpu in gpus if gpu["uuid"] for one in (gpu.get("mig") or {}).get("instances") or ()
     )
     claimants = {_key(one) for one in told["claims"] if one["driver"] == resources.DRIVER}
-    of_others = {one["claim"] for one in told["claims"] if one["driver"] != resources.DRIVER}
+    of_others = {one["claim"] for one in told["claims"] if one["driver"] not in ("", resources.DRIVER)}  # older kubelets name none
     users = {
         process["container"]["pod_uid"]
         for gpu in gpus

@@ -46,13 +46,8 @@ def main(config: str, tell: Tell = _say) -> int:
 
 def restore(config: Mapping[str, Any], tell: Tell) -> bool:
     """Nothing busy is destroyed, and nothing that the kubelet has given away: the program may be started long after the boot."""
-    ends = time.monotonic() + config["driver_seconds"]
-    params = config["mig_layout"]
-    node = Node.from_params(params)
-    params = {**params, "allocated": _allocated(config["kubelet_dir"], node)}
-    _refuse_locked(node)
     well = True
-    for gpu in _once_it_can(params, node, ends)["gpus"]:
+    for gpu in _once_it_can(config, Node.from_params(config["mig_layout"]))["gpus"]:
         error = gpu["error"]
         tell(f"GPU {gpu['pci_bus_id'] or gpu['uuid']}: {error['msg'] if error else _done(gpu)}")
         well = well and not error and not gpu["reset_required"]
@@ -65,9 +60,13 @@ def _done(gpu: Mapping[str, Any]) -> str:
     return f"{len(gpu['steps'])} steps" if gpu["changed"] else "nothing to do"
 
 
-def _once_it_can(params: Mapping[str, Any], node: Node, ends: float) -> dict[str, Any]:
+def _once_it_can(config: Mapping[str, Any], node: Node) -> dict[str, Any]:
     """A driver that is not there yet, and who has a GPU open for a moment, are no reason to leave a node uncut until somebody comes."""
+    ends = time.monotonic() + config["driver_seconds"]
     while True:
+        # Each time: a node that is up gives more away, and others may come to it
+        params = {**config["mig_layout"], "allocated": _allocated(config["kubelet_dir"], node)}
+        _refuse_locked(node)
         task = LayoutTask(node, request_of(params), Options.from_params(params), Journal.from_params(node, params), lambda: None)
         try:
             answer = task.run(check_mode=False)[0]

@@ -28,7 +28,7 @@ try:
     from h2.exceptions import ProtocolError
 
     IMPORT_ERROR = ""
-except ImportError:
+except (ImportError, AttributeError):  # the latter from an h2 that is older than its Python
     IMPORT_ERROR = traceback.format_exc()
 
 LIMIT_BYTES = 64 << 20  # of an answer

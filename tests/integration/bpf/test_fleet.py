@@ -165,6 +165,13 @@ def test_no_probe_comes_back_during_a_driver_upgrade(fleet, built):
     assert len(fleet.links()) == 4 and not fleet.run()["held"]
 
 
+def test_a_driver_upgrade_brings_no_probes_where_there_were_none(fleet):
+    """The whole fleet is upgraded; probes are for those that have been chosen."""
+    for tasks in ("before_driver_upgrade", "after_driver_upgrade"):
+        assert fleet.play(tasks).changed("gpu-1") == 0
+    assert not fleet.config.exists() and not fleet.units.exists() and not fleet.links()
+
+
 def test_a_probe_that_is_chosen_no_more_goes_also_when_an_old_run_brings_it_back(fleet, built):
     options = {"probes_libraries": [str(built["push"])]}
     fleet.play(probes=["cuda_mem", "gpu_xid"], **options)

@@ -117,9 +117,16 @@ def test_what_has_no_holders_is_not_waited_for():
 )
 def test_s4_what_the_mode_says(told, override, forbidden):
     """Without a ledger nothing is asked."""
-    given = {"mig_operating": told, "mig_override_mode": override}
+    given = {"mig_operating": told, "mig_override_mode": override, "mig_incident": {"skipped": True}}
     said = evaluated(VARS["mig_forbidden"], **given, mig_mode=evaluated(VARS["mig_mode"], **given))
     assert said.startswith(forbidden) and bool(said) is bool(forbidden)
+
+
+@pytest.mark.parametrize("state, forbidden", [("running", False), ("fenced_waiting", False), ("held_for_human", True), ("contained", True)])
+def test_an_incident_that_has_ended_has_no_node_written(state, forbidden):
+    """It is said before anything is written ahead: the node's taint would be refused."""
+    given = {"mig_incident": {"incident": {"state": state}}, "mig_mode": "act", "mig_override_mode": False}
+    assert ("leave gpuops_incident_id out" in evaluated(VARS["mig_forbidden"], **given)) is forbidden
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,9 @@ def claim(driver):
         ),
         pytest.param(pod("p", limits=ONE, claims={"it": "it"}), told(given("GPU-1")), False, id="a kubelet that tells of no claims"),
         pytest.param(
+            pod("p", limits=ONE, claims={"it": "it"}), told(given("GPU-1"), claims=[claim("")]), False, id="a claim of nobody knows whom"
+        ),
+        pytest.param(
             pod("p", limits={**ONE, "nvidia.com/GB202_VGPU": "1"}),
             told(given("GPU-1"), given("v1", resource="nvidia.com/GB202_VGPU")),
             False,

@@ -104,3 +104,14 @@ def test_another_actors_lock(start, tmp_path):
     FileLock(StateDir(str(tmp_path / "state")), "boot-1").take("run-7")
     status, told = start([WELL])
     assert (status, Task.seen) == (1, []) and "run-7 holds the node's lock" in told[0]
+
+
+def test_what_has_changed_since_the_last_try(start, tmp_path, monkeypatch):
+    """The program may run on a node that is up, whose kubelet gives away what was free, and to which an operator may come."""
+    held = {**WELL, "error": {"kind": "mig_busy", "msg": "in use"}}
+    lock = FileLock(StateDir(str(tmp_path / "state")), "boot-1")
+    monkeypatch.setattr(boot, "_allocated", lambda *_given: [f"MIG-{len(Task.seen)}"])
+    monkeypatch.setattr(boot.time, "sleep", lambda _seconds: len(Task.seen) < 2 or lock.take("run-7"))
+    status, told = start([held], [held], [WELL])
+    assert ([one.allocated for one in Task.seen], status) == ([["MIG-0"], ["MIG-1"]], 1)
+    assert "run-7 holds the node's lock" in told[0]
