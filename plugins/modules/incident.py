@@ -272,6 +272,11 @@ begun:
   description: Whether the node's incidents may go on; V(false) leaves them waiting.
   returned: success and O(state=begun)
   type: bool
+incident_ids:
+  description: Those of O(incident_ids) that run from now on. Another run has begun, or ended, those that are not among them and wait no more.
+  returned: success and O(state=begun)
+  type: list
+  elements: str
 incident:
   description: The incident, as in RV(incidents).
   returned: success and O(state=closed) or O(state=released)

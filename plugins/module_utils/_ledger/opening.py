@@ -100,7 +100,7 @@ def begun(ledger: Ledger, params: Mapping[str, Any]) -> dict[str, Any]:
         )
         if may or last:
             diff = {"before": {one["id"]: "fenced_waiting" for one in records}, "after": {one["id"]: one["state"] for one in records}}
-            return {"changed": bool(records), "begun": may, "diff": diff}
+            return {"changed": bool(records), "begun": may, "incident_ids": list(diff["after"]), "diff": diff}
         time.sleep(_RETRY_SECONDS)
 
 

@@ -114,19 +114,29 @@ def by_host(work):
 
 
 @pytest.mark.parametrize(
-    "states, left, leaves",
+    "states, begun, left, leaves",
     [
-        (["fenced_waiting"], [], True),
-        pytest.param(["running", "fenced_waiting"], ["running"], False, id="S16: one is over time, so that the node has no room for it"),
-        pytest.param(["contained", "fenced_waiting"], ["contained"], True, id="to look again has time, and would take room from who waits"),
+        (["fenced_waiting"], [], [], True),
+        (["fenced_waiting"], [0], [0], False),
+        pytest.param(["fenced_waiting", "fenced_waiting"], [1], [1], False, id="another run has taken up the first"),
+        pytest.param(["running", "fenced_waiting"], [], [0], False, id="S16: one is over time, so that the node has no room for it"),
+        pytest.param(["contained", "fenced_waiting"], [], [0], True, id="to look again has time, and would take room from who waits"),
+        (["contained", "fenced_waiting"], [1], [0, 1], False),
     ],
 )
-def test_what_needs_no_room_waits_for_none(states, left, leaves):
-    [_asking, without] = yaml.safe_load((TASKS / "room_or_leave.yml").read_text())
-    dropping, _telling, leaving = without["block"]
-    work = evaluated(dropping["ansible.builtin.set_fact"]["incident_work"], incident_work=[{"state": state} for state in states])
-    assert [one["state"] for one in work] == left
-    assert evaluated("{{ %s }}" % leaving["when"], incident_work=work) is leaves
+def test_who_goes_on_once_it_has_asked_for_room(states, begun, left, leaves):
+    """What another run has begun, or ended, while this one waited would be locked for nothing, beside all that the ledger counts."""
+    work = [{"id": number, "state": state} for number, state in enumerate(states)]
+    known = {"incident_begun_ids": value("incident_begun_ids", incident_beginning={"incident_ids": begun})}
+    known["incident_waiting_ids"] = value("incident_waiting_ids", incident_work=work)
+    *_asking, going_on, leaving = yaml.safe_load((TASKS / "room_or_leave.yml").read_text())
+    work = evaluated(going_on["ansible.builtin.set_fact"]["incident_work"], incident_work=work, **known)
+    assert [one["id"] for one in work] == left
+    assert evaluated("{{ %s }}" % leaving["when"], incident_work=work, **known) is leaves
+
+
+def test_who_may_ask_no_more_has_begun_nothing():
+    assert value("incident_begun_ids", incident_beginning={"skipped": True}) == []
 
 
 NOW, THEN = "2026-01-01T02:00:00Z", "2026-01-01T01:00:00Z"

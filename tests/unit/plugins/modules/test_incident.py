@@ -111,7 +111,9 @@ def test_waiting_for_room(run, monkeypatch):
     begun = run(**asked)
     assert (begun["changed"], begun["begun"], slept) == (True, True, [1.0])
     assert begun["diff"] == {"before": {second["id"]: "fenced_waiting"}, "after": {second["id"]: "running"}}
-    assert not run(**asked)["changed"]
+    assert (predicted["incident_ids"], begun["incident_ids"]) == ([], [second["id"]])
+    again = run(**asked)
+    assert (again["changed"], again["begun"], again["incident_ids"]) == (False, True, []), "another run's"
 
 
 @pytest.mark.parametrize(
