@@ -340,6 +340,25 @@ def test_runs_together_work_on_no_more_nodes_than_may_be(controller, tmp_path, e
     assert not alive(pid)
 
 
+def test_what_another_has_done_meanwhile_is_left(controller, tmp_path):
+    """Whoever waited for room would lock the node for nothing, beside all those that the ledger counts."""
+    controller.variables["gpuops_max_parallel_nodes"] = 1
+    [(_pid, first_alert), (pid, second_alert)] = [controller.sick(name) for name in ("bare-1", "bare-2")]
+    controller.before = {"Knock": "kill -KILL 0"}
+    assert controller.remediate(alert_file=first_alert).status == KILLED
+    controller.before = {"Begin as soon as there is room": f"touch {tmp_path}/asleep; until [ -e {tmp_path}/awake ]; do sleep 0.1; done"}
+    with controller.playing("remediate", alert_file=second_alert) as waits:
+        wait_for(tmp_path / "asleep", waits)
+        controller.before = {}
+        run = controller.play("reconcile", room_wait_seconds=120)
+        assert run.ok and [one["state"] for one in controller.incidents()] == ["contained", "contained"], run.output
+        stages = [one["stages"] for one in controller.incidents()]
+        (tmp_path / "awake").touch()
+        output = waits.communicate(timeout=240)[0]
+    assert waits.returncode == 0 and "another run has taken it up" in output and "Take the lock on the node" not in output, output
+    assert [one["stages"] for one in controller.incidents()] == stages and not alive(pid)
+
+
 @pytest.mark.parametrize("task", ["End them", "End isolate", "End each incident in the state that its stages amount to"])
 def test_sleeper_stops_where_another_took_over(controller, tmp_path, task):
     """S5: a run that was stopped before its kill or before it keeps anything, and finds the incident taken up, touches and writes nothing more."""
