@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import threading
-from pathlib import Path
 
 import pytest
 from gpusim import instances
@@ -195,15 +194,14 @@ def test_a_node_that_is_not_ours_any_more_is_not_cut_at_boot(controller, host, t
     other.unlink()
 
     vendor = tmp_path / "vendor/multi-user.target.wants/nvidia-mig-manager.service"
-    cgroup = Path(host.host_variables()["gpuops_cgroup_root"]) / "system.slice/nvidia-mig-manager.service"
+    cgroup = tmp_path / "cgroup/system.slice/nvidia-mig-manager.service"  # all simulated nodes have this machine's own
     vendor.parent.mkdir(parents=True)
     vendor.symlink_to("../nvidia-mig-manager.service")
     shipped = controller.play("mig", "-e", json.dumps({"mig_other_unit_dirs": [str(tmp_path / "units"), str(tmp_path / "vendor")]}))
     assert f"another MIG manager is active on bare-1: {vendor}" in shipped.failures[-1], shipped.output
     cgroup.mkdir(parents=True)
-    runs = controller.play("mig")
+    runs = controller.play("mig", cgroup_root=str(tmp_path / "cgroup"))
     assert f"another MIG manager is active on bare-1: {cgroup}" in runs.failures[-1], runs.output
-    cgroup.rmdir()
 
     refused = controller.play("mig", managed=False)
     assert not refused.ok and "is opted out" in refused.output
