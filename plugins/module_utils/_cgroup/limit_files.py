@@ -22,7 +22,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limits 
     file_of,
     read_value,
 )
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.state import CgroupError
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.state import CgroupError, write_file
 
 _USAGE = ("memory.current", "memory.swap.current", "pids.current")
 
@@ -81,9 +81,9 @@ class LimitFiles:
         file = self.require_file(path, name)
         if isinstance(value, dict):
             for device, keys in value.items():
-                self._write(file, " ".join([device, *(f"{key}={keys[key]}" for key in IO_KEYS if key in keys)]))
+                write_file(file, " ".join([device, *(f"{key}={keys[key]}" for key in IO_KEYS if key in keys)]))
         else:
-            self._write(file, str(int(value)) if isinstance(value, bool) else str(value))
+            write_file(file, str(int(value)) if isinstance(value, bool) else str(value))
 
     def create(self, path: str, controllers: set[str]) -> None:
         """With the controllers that its limits need enabled above it."""
@@ -92,7 +92,7 @@ class LimitFiles:
             raise CgroupError(f"{path} cannot be made: there is no {folder.parent}")
         enabled = set(self._text(folder.parent / "cgroup.subtree_control").split())
         for controller in sorted(controllers - enabled):
-            self._write(folder.parent / "cgroup.subtree_control", f"+{controller}")
+            write_file(folder.parent / "cgroup.subtree_control", f"+{controller}")
         try:
             folder.mkdir()
         except OSError as error:
@@ -115,14 +115,6 @@ class LimitFiles:
             return file.read_text()
         except OSError as error:
             raise CgroupError(f"cannot read {file}: {error}") from error
-
-    @staticmethod
-    def _write(file: Path, value: str) -> None:
-        try:
-            with open(file, "w") as opened:
-                opened.write(value)
-        except OSError as error:
-            raise CgroupError(f"cannot write {value} to {file}: {error}") from error
 
 
 def controllers_of(names: Mapping[str, object]) -> set[str]:

@@ -98,7 +98,7 @@ class Cgroups:
         wait(empty, until)
 
 
-def _write(path: Path, value: str) -> None:
+def write_file(path: Path, value: str) -> None:
     try:
         with open(path, "w") as file:
             file.write(value)
@@ -124,7 +124,7 @@ class CgroupsV2(Cgroups):
         folder = self._folder(path)
         if folder is None:
             raise CgroupError(f"there is no cgroup {path} below {self._root}")
-        _write(folder / "cgroup.freeze", "1" if frozen else "0")
+        write_file(folder / "cgroup.freeze", "1" if frozen else "0")
         wait(lambda: self.frozen(path) == frozen, until)
 
     def _kill_all(self, path: str, until: float) -> None:
@@ -133,7 +133,7 @@ class CgroupsV2(Cgroups):
             return
         try:
             if (folder / "cgroup.kill").exists():  # Linux 5.14
-                return _write(folder / "cgroup.kill", "1")
+                return write_file(folder / "cgroup.kill", "1")
         except CgroupError:  # a threaded cgroup, or one that was removed just now
             if self._folder(path) is None:
                 return
@@ -169,7 +169,7 @@ class CgroupsV1(Cgroups):
         folder = self._freezer(path)
         if folder is None:
             raise CgroupError(f"{path} has no cgroup of its own in the freezer hierarchy below {self._root}")
-        _write(folder / "freezer.state", "FROZEN" if frozen else "THAWED")
+        write_file(folder / "freezer.state", "FROZEN" if frozen else "THAWED")
         wait(lambda: self.frozen(path) == frozen, until)
 
     def _kill_all(self, path: str, until: float) -> None:
