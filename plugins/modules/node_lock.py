@@ -63,6 +63,13 @@ options:
       - The token, as this module returned it. Required unless O(state=taken).
       - With O(state=taken) it is the token of the place where the lock lives, which O(backend=file) and O(backend=ledger) then follow.
     type: int
+  incident_ids:
+    description:
+      - With O(state=taken) and O(backend=ledger) the incidents for whose sake the lock is taken. Where all of them have ended, by
+        another run, the lock is refused with RV(error_kind=incident_ended).
+    type: list
+    elements: str
+    default: []
   lock_namespace:
     description: The namespace of the Leases.
     type: str
@@ -117,7 +124,9 @@ actions:
   type: list
   elements: dict
 error_kind:
-  description: V(lock_held) when another has the lock, V(lock_lost) when it is no longer O(lock_holder)'s.
+  description:
+    - V(lock_held) when another has the lock, V(lock_lost) when it is no longer O(lock_holder)'s, V(incident_ended) when all of
+      O(incident_ids) have ended.
   returned: failure
   type: str
 """
@@ -140,6 +149,7 @@ SPEC = {
         "node": {"type": "str"},
         "lock_holder": {"type": "str", "required": True},
         "lock_token": {"type": "int", "no_log": False},
+        "incident_ids": {"type": "list", "elements": "str", "default": []},
         "lock_namespace": {"type": "str", "default": "gpuops-system"},
         "lease_seconds": {"type": "int", "default": LEASE_SECONDS},
         "wait_seconds": {"type": "float", "default": 0},

@@ -8,16 +8,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, Optional, TypeVar
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LockHeld, LockLost
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import IncidentEnded, LockHeld, LockLost
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.keys import LIVE_STATES
 from ansible_collections.gpuops.remediation.plugins.module_utils._incident.times import iso
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.database import Database
 
 try:
     import sqlalchemy as sa
-    from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import LOCKS
+    from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.tables import INCIDENTS, LOCKS
 except ImportError:  # said by _ledger.database
     pass
 
@@ -48,9 +50,10 @@ class Locks(Database):
         if row.holder:
             self._put_lock(connection, node, holder, token, self.now() + timedelta(seconds=LEASE_SECONDS))
 
-    def take_lock(self, node: str, holder: str, lease_seconds: int = LEASE_SECONDS) -> int:
+    def take_lock(self, node: str, holder: str, lease_seconds: int = LEASE_SECONDS, *, incident_ids: Sequence[str] = ()) -> int:
         """The lock's token, higher than any before: whoever takes up its own incident again must not be mixed up with its old self."""
         with self.write() as connection:
+            self._refuse_if_ended(connection, node, incident_ids)
             row, now = self._lock(connection, node), self.now()
             if row is not None and row.holder not in (None, holder) and row.expires_at > now:
                 raise LockHeld("node %s is locked by %s until %s" % (node, row.holder, iso(row.expires_at)), holder=row.holder)
@@ -75,16 +78,23 @@ class Locks(Database):
             self._put_lock(connection, node, None, token, self.now())
             return True
 
-    def record_lock(self, node: str, holder: Optional[str], token: int, expires: datetime) -> None:
+    def record_lock(self, node: str, holder: Optional[str], token: int, expires: datetime, *, incident_ids: Sequence[str] = ()) -> None:
         """Mirror a lock that lives elsewhere; old news changes nothing.
 
         The ledger's own locks (of a silent node, of a mode that only observes) count on from what was mirrored last, and the place where the
         lock lives never hears of them: once they are given back or have lapsed, its next token may well be lower than theirs.
         """
         with self.write() as connection:
+            self._refuse_if_ended(connection, node, incident_ids)
             row, now = self._lock(connection, node), self.now()
             if row is None or token >= row.token or row.holder is None or row.expires_at <= now:
                 self._put_lock(connection, node, holder, token, expires)
+
+    def _refuse_if_ended(self, connection: sa.Connection, node: str, incident_ids: Sequence[str]) -> None:
+        """Whoever listed incidents before another run ended them has no work on the node, and its lock would keep room from others."""
+        live = sa.select(INCIDENTS.c.id).where(INCIDENTS.c.id.in_(incident_ids), INCIDENTS.c.state.in_(LIVE_STATES))
+        if incident_ids and connection.execute(live).first() is None:
+            raise IncidentEnded("another run has ended what was to be done on node %s (%s)" % (node, ", ".join(incident_ids)))
 
     def locks(self) -> list[dict[str, Any]]:
         with self.read() as connection:

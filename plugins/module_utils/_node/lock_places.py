@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Callable, Protocol
@@ -92,10 +92,11 @@ class LeasePlace:
 
 
 class LedgerPlace:
-    def __init__(self, ledger: Any, node: str, lease_seconds: int) -> None:
+    def __init__(self, ledger: Any, node: str, lease_seconds: int, incident_ids: Sequence[str] = ()) -> None:
         self._ledger = ledger
         self._node = node
         self._seconds = lease_seconds
+        self._incident_ids = incident_ids
 
     def read(self) -> Held:
         for lock in self._ledger.locks():
@@ -106,9 +107,10 @@ class LedgerPlace:
 
     def take(self, holder: str, token: int | None) -> None:
         if token is None:
-            self._ledger.take_lock(self._node, holder, self._seconds)
+            self._ledger.take_lock(self._node, holder, self._seconds, incident_ids=self._incident_ids)
             return
-        self._ledger.record_lock(self._node, holder, token, self._ledger.now() + timedelta(seconds=self._seconds))
+        expires = self._ledger.now() + timedelta(seconds=self._seconds)
+        self._ledger.record_lock(self._node, holder, token, expires, incident_ids=self._incident_ids)
         self._check(holder, token)
 
     def renew(self, holder: str, token: int) -> None:
@@ -138,7 +140,7 @@ def place_of(params: Mapping[str, Any], *, check_mode: bool) -> Place:
     if params["backend"] == "ledger":
         from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.argspec import open_ledger
 
-        return LedgerPlace(open_ledger(params["ledger_url"], check_mode), params["node"], seconds)
+        return LedgerPlace(open_ledger(params["ledger_url"], check_mode), params["node"], seconds, params["incident_ids"])
     return FilePlace(StateDir(params["state_dir"]), ProcFs(params["proc_root"]).boot_id(), seconds)
 
 

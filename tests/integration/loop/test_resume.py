@@ -359,6 +359,28 @@ def test_what_another_has_done_meanwhile_is_left(controller, tmp_path):
     assert [one["stages"] for one in controller.incidents()] == stages and not alive(pid)
 
 
+def test_a_node_that_another_has_done_is_not_locked(controller, tmp_path):
+    """It was listed as running, so it asks for no room; the lock that comes too late would be one beside all those that the ledger counts."""
+    pid, alert = controller.sick("bare-1")
+    controller.before = {"Knock": "kill -KILL 0"}
+    assert controller.remediate(alert_file=alert).status == KILLED
+    controller.before = {
+        "Read the mode, which may have changed since the incident was opened": f"touch {tmp_path}/asleep; until [ -e {tmp_path}/awake ]; do sleep 0.1; done"
+    }
+    with controller.playing("reconcile") as late:
+        wait_for(tmp_path / "asleep", late)
+        controller.before = {}
+        assert controller.remediate(alert_file=alert).ok
+        [done] = controller.incidents()
+        (tmp_path / "awake").touch()
+        output = late.communicate(timeout=240)[0]
+    assert late.returncode == 0 and "another run has ended what was to be done on node bare-1" in output, output
+    assert "Begin diagnose" not in output and done["state"] == "contained" and not alive(pid)
+    assert [one["stages"] for one in controller.incidents()] == [done["stages"]]
+    file = json.loads((Path(controller.host_variables["bare-1"]["gpuops_state_dir"]) / "lock.json").read_text())
+    assert controller.ledger().locks() == [] and file["holder"] is None
+
+
 @pytest.mark.parametrize("task", ["End them", "End isolate", "End each incident in the state that its stages amount to"])
 def test_sleeper_stops_where_another_took_over(controller, tmp_path, task):
     """S5: a run that was stopped before its kill or before it keeps anything, and finds the incident taken up, touches and writes nothing more."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import LockHeld, LockLost
+from ansible_collections.gpuops.remediation.plugins.module_utils._incident.errors import IncidentEnded, LockHeld, LockLost
 from ansible_collections.gpuops.remediation.plugins.module_utils._ledger.store import Ledger
 from ledgers import by_hand, opened
 
@@ -107,6 +107,27 @@ def test_who_has_the_lock_writes_and_keeps_it(ledger, url, clock, write):
     write(Ledger.open(url, clock=clock).under("gpu-2", "run-1", 7), opened(ledger, by_hand("1")))
     predicting = Ledger.open(url, clock=clock, check_mode=True).under("gpu-1", "run-2", 7)
     write(predicting, opened(ledger, by_hand("2")))
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        pytest.param(lambda ledger, ids: ledger.take_lock("gpu-1", "run-1", incident_ids=ids), id="its own"),
+        pytest.param(
+            lambda ledger, ids: ledger.record_lock("gpu-1", "run-1", 7, ledger.now() + timedelta(seconds=30), incident_ids=ids),
+            id="the mirror of another",
+        ),
+    ],
+)
+def test_nobody_locks_a_node_for_what_has_ended(ledger, take):
+    """Who listed it while it ran would keep room from others for nothing; while one of its incidents lives there is work."""
+    ended, living = opened(ledger), opened(ledger, by_hand("1"))
+    ledger.close_incident(ended)
+    with pytest.raises(IncidentEnded, match=f"another run has ended what was to be done on node gpu-1 .{ended}."):
+        take(ledger, [ended])
+    assert ledger.locks() == []
+    take(ledger, [ended, living])
+    assert [lock["holder"] for lock in ledger.locks()] == ["run-1"]
 
 
 def test_nodes_are_apart(ledger):
