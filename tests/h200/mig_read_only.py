@@ -29,7 +29,7 @@ NOTHING = "-"
 ENGINES = ("copyEngineCount", "decoderCount", "encoderCount", "jpegCount", "ofaCount")
 COMPUTE_ENGINES = tuple(f"shared{one[0].upper()}{one[1:]}" for one in ENGINES)
 # what the simulator answers with MIG off
-OFF = {"max MIG devices": "0", "MIG device 0": "NotFound", "GPU instances of profile 0": "NotSupported", "GPU instance 0": "NotSupported"}
+OFF = {"max MIG devices": "0", "MIG device 0": "NotFound", "GPU instances of profile 0": "0", "GPU instance 0": "NotFound"}
 
 
 class Table:

@@ -92,6 +92,16 @@ result["other"] = devices(gpu(1))
     assert found["other"] == []
 
 
+def test_lists_are_empty_while_mig_is_off(make_node: Callable[..., Node]) -> None:
+    """As an H200 answered, though NVML's header says that the call is refused then."""
+    body = """
+room, count = (n.c_nvmlGpuInstance_t * 8)(), ctypes.c_uint(7)
+n.nvmlDeviceGetGpuInstances(gpu(), 0, room, ctypes.byref(count))
+result = [n.nvmlDeviceGetMigMode(gpu()), count.value, outcome(n.nvmlDeviceGetGpuInstances, gpu(), 1, room, ctypes.byref(count))]
+"""
+    assert ask(make_node(gpus=1), body) == [[0, 0], 0, "InvalidArgument"]
+
+
 def test_compute_instances_of_a_half(make_node: Callable[..., Node]) -> None:
     """Ids, numbers and multiprocessors as in the A100's listing."""
     body = """
@@ -121,7 +131,7 @@ REFUSALS = {
     "place is taken": ("create, '1g.18gb', 5", "InsufficientResources"),
     "no room": ("create, '7g.141gb'", "InsufficientResources"),
     "GPU without MIG": ("create, '7g.141gb', 0, gpu(1)", "NotSupported"),
-    "lists of a GPU without MIG": ("n.nvmlDeviceGetGpuInstanceById, gpu(1), 0", "NotSupported"),
+    "no GPU instance without MIG": ("n.nvmlDeviceGetGpuInstanceById, gpu(1), 0", "NotFound"),
     "GPU instance is divided": ("n.nvmlGpuInstanceDestroy, half", "InUse"),
     "compute place is taken": ("divide, half, 1, 0, 2", "InUse"),
     "no compute room": ("divide, half, 2", "InsufficientResources"),
