@@ -115,7 +115,7 @@ def require_v2(root: Path) -> None:
     if not (root / "cgroup.controllers").exists():
         hybrid = (root / "unified" / "cgroup.controllers").exists()
         raise NoController(
-            f"{root} is cgroup {'v1 with v2 beside it for systemd alone' if hybrid else 'v1'}, and this is done with cgroup v2. "
+            f"{root} is cgroup {'v1 with v2 beside it for systemd alone' if hybrid else 'v1'}: this is done with cgroup v2. "
             "Boot the node with systemd.unified_cgroup_hierarchy=1"
         )
 
