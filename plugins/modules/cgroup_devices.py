@@ -194,8 +194,9 @@ after:
   type: dict
 denied:
   description:
-    - How often opening which device was denied by the cgroup's filter since it was attached, whatever its list was meanwhile. Where the filter is removed, until
-      then. C(path) is null for what is not the driver's, and C(device) too for all that a thousand devices left no room for.
+    - How often opening which device was denied by the cgroup's filter since it was attached, whatever its list was meanwhile. Where the filter is
+      removed, until then.
+    - C(path) is null for what is not the driver's, and C(device) too for all that a thousand devices left no room for.
     - CUDA tries every GPU that it sees a file of, so a count is no sign of bad intent.
   returned: success
   type: list
@@ -216,9 +217,22 @@ still_open:
       device: c 195:1
       path: /dev/nvidia1
 undo:
-  description: What O(state), O(devices) and O(deny_others) have to be, to have it as it was.
+  description: What the options have to be, to have it as it was.
   returned: success
   type: dict
+  contains:
+    state:
+      description: What O(state) has to be.
+      type: str
+    devices:
+      description: What O(devices) has to be.
+      returned: with C(state=present)
+      type: list
+      elements: str
+    deny_others:
+      description: What O(deny_others) has to be.
+      returned: with C(state=present)
+      type: bool
   sample:
     state: absent
 error_kind:

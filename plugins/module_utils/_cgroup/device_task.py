@@ -58,6 +58,7 @@ class DeviceTask:
         self._finder = Finder(node.cgroup_root, node.proc, systemd)
         self._filters = DeviceFilters(params["bpffs_dir"])
         self._ids: dict[str, int] = {}  # by the target of a step
+        self._ended: set[int] | None = None  # those of the first look: others may end while this run lasts
         self._denied: Mapping[bytes, int] = {}
         self._want: Policy | None = None
         self._nodes = DeviceNodes.read(node.proc)
@@ -77,7 +78,9 @@ class DeviceTask:
         found = filters.get(own) if own else None
         if found:
             self._denied = found.denied
-        left_over = tuple(number for number, one in filters.items() if one is None)
+        if self._ended is None:
+            self._ended = {number for number, one in filters.items() if one is None}
+        left_over = tuple(number for number in filters if number in self._ended)
         self._ids = {_left_over(number): number for number in left_over}
         if cgroup and own:
             self._ids[cgroup] = own
