@@ -80,7 +80,7 @@ class DeviceTask:
             self._denied = found.denied
         if self._ended is None:
             self._ended = {number for number, one in filters.items() if one is None}
-        left_over = tuple(number for number in filters if number in self._ended)
+        left_over = tuple(number for number, one in filters.items() if one is None and number in self._ended)
         self._ids = {_left_over(number): number for number in left_over}
         if cgroup and own:
             self._ids[cgroup] = own

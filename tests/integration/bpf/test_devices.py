@@ -322,13 +322,14 @@ def test_what_is_left_of_cgroups_that_have_ended_goes_with_the_next_run(node):
     node.filter(cgroup=f"/{gone.name}", gpus=[])
     number = str(gone.stat().st_ino)
     gone.rmdir()
-    (node.bpffs / "devices" / "77").mkdir()  # of a run that was killed
+    own = str(node.cgroup.folder.stat().st_ino)
+    (node.bpffs / "devices" / own).mkdir()  # of a run that was killed
     wait_until(lambda: number in node.filter(gpus=[], check_mode=True)["before"]["left_over"], "the end of the cgroup")
     predicted = node.filter(gpus=[], check_mode=True)
     done = node.filter(gpus=[])
-    assert predicted["before"]["left_over"] == done["before"]["left_over"] == sorted([number, "77"], key=int)
+    assert predicted["before"]["left_over"] == done["before"]["left_over"] == sorted([number, own], key=int)
     assert [step["action"] for step in done["actions"]] == ["remove", "remove", "attach"] and done["after"] == predicted["after"]
-    assert os.listdir(node.bpffs / "devices") == [str(node.cgroup.folder.stat().st_ino)]
+    assert os.listdir(node.bpffs / "devices") == [own]
 
 
 def test_a_filter_of_another_version_is_replaced(node, monkeypatch):
