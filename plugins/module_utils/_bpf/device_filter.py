@@ -68,7 +68,7 @@ class DeviceFilters:
     def ids(self) -> list[int]:
         """Of the cgroups that have one, or had, before they ended."""
         try:
-            return sorted(int(name) for name in os.listdir(self._folder))
+            return sorted(int(name) for name in os.listdir(self._folder) if name.isdigit())
         except FileNotFoundError:
             return []
 
@@ -81,10 +81,14 @@ class DeviceFilters:
             _type, _id, program, _pad, attached_to = struct.unpack_from("=IIIIQ", info(fd, 64))
         if attached_to != cgroup_id:
             return None
-        denied_id = kernel.map_id(str(self._denied(cgroup_id)))
-        (rules,) = kernel.program_maps(program) - {denied_id}
+        try:
+            with PinnedMap(str(self._denied(cgroup_id))) as pinned:
+                denied = {key: _COUNT.unpack(value)[0] for key, value in pinned.items()}
+                (rules,) = kernel.program_maps(program) - {pinned.info.id}
+        except FileNotFoundError as error:
+            raise ProbeError(f"{error.filename} is missing beside a filter that is in force: to begin anew, remove {link}") from error
         with Map(map_by_id(rules)) as entries:
-            return Filter(dict(entries.items()), _name_of(program) == NAME, self._counts(cgroup_id))
+            return Filter(dict(entries.items()), _name_of(program) == NAME, denied)
 
     def attach(self, cgroup_id: int, cgroup: str, rules: Mapping[bytes, bytes]) -> None:
         """`cgroup` is its folder, which has to be the one of that id."""
@@ -133,10 +137,6 @@ class DeviceFilters:
 
     def _denied(self, cgroup_id: int) -> Path:
         return self._folder / str(cgroup_id) / "denied"
-
-    def _counts(self, cgroup_id: int) -> dict[bytes, int]:
-        with PinnedMap(str(self._denied(cgroup_id))) as pinned:
-            return {key: _COUNT.unpack(value)[0] for key, value in pinned.items()}
 
 
 def _create_map(value_bytes: int, entries: int, name: str, flags: int) -> int:

@@ -355,6 +355,16 @@ def test_a_run_that_fails_on_its_way_leaves_nothing(node, monkeypatch):
     assert tenant.open(ZERO) == [ALLOWED] and not node.bpffs.exists()
 
 
+def test_a_count_that_somebody_removed_is_told(node):
+    """And no filter that is in force is taken for what is left of one."""
+    node.filter(gpus=[])
+    folder = node.bpffs / "devices" / str(node.cgroup.folder.stat().st_ino)
+    (folder / "denied").unlink()
+    assert f"to begin anew, remove {folder}/link" in node.filter(gpus=[], refused="probe_error")["msg"]
+    (folder / "link").unlink()
+    assert [step["action"] for step in node.filter(gpus=[])["actions"]] == ["remove", "attach"]
+
+
 def test_refusals(node):
     def why(kind, **options):
         return node.filter(refused=kind, **options)["msg"]
