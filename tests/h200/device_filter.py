@@ -66,6 +66,15 @@ def opens(path, number):
     return (time.perf_counter_ns() - begun) / number
 answer = [opens('/dev/null', 100000) for _ in range(7)]
 """
+REFUSED = """
+import os
+answer = 0
+for _ in range(1000):
+    try:
+        os.close(os.open('/dev/nvidia0', os.O_RDWR))
+    except PermissionError:
+        answer = answer + 1
+"""
 SWITCHED = """
 import os, time
 def refused(path):
@@ -171,6 +180,8 @@ def show_filter(table: Table, gpu: str) -> None:
     table.add("majors that it guards", closed["after"]["filter"]["guarded_majors"])
     table.add("closed: inside / outside", f"{judged(run(INIT))} / {judged(run(INIT, None))}")
     table.add("what it denied", names(devices(gpus=[])["denied"]))
+    refused = run(REFUSED)
+    table.add("1000 openings of /dev/nvidia0 inside: refused, and all counts then", f"{refused}; {names(devices(gpus=[])['denied'])}")
     opened = devices(gpus=[gpu])
     allowed = [one["device"] for one in opened["after"]["filter"]["allowed"]]
     table.add("one GPU allowed", names(opened["after"]["filter"]["allowed"]))
