@@ -93,9 +93,12 @@ class DeviceFilters:
     def attach(self, cgroup_id: int, cgroup: str, rules: Mapping[bytes, bytes]) -> None:
         """`cgroup` is its folder, which has to be the one of that id."""
         folder = self._link(cgroup_id).parent
-        folder.mkdir(parents=True)
-        for each in (self._folder.parent, self._folder, folder):
-            each.chmod(_FOLDER)
+        try:
+            folder.mkdir(parents=True)
+            for each in (self._folder.parent, self._folder, folder):
+                each.chmod(_FOLDER)
+        except OSError as error:
+            raise ProbeError(f"cannot make {folder}: {error.strerror}") from error
         try:
             with Map(_create_map(_COUNT.size, _MOST_COUNTED, "gpuops_denied", 0)) as denied, _cgroup(cgroup, cgroup_id) as target:
                 denied.put(REST, _COUNT.pack(0))

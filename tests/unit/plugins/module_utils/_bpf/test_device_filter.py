@@ -10,7 +10,7 @@ import platform
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import device_filter, kernel
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import NoBpffs, NotPermitted, Unsupported
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import NoBpffs, NotPermitted, ProbeError, Unsupported
 
 ADMIN, NET_ADMIN, BPF = 1 << 21, 1 << 12, 1 << 39
 
@@ -42,3 +42,17 @@ def test_what_is_in_the_way(machine, release, capabilities, error, says, tmp_pat
     machine(release, capabilities)
     with pytest.raises(error, match=says):
         device_filter.require(str(tmp_path))
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "gpuops").write_text("")
+    with pytest.raises(ProbeError, match="cannot make .*/gpuops/devices/5: Not a directory"):
+        device_filter.DeviceFilters(str(tmp_path / "gpuops")).attach(5, str(tmp_path), {})
+
+
+def test_what_else_is_in_the_folder_is_no_filter(tmp_path):
+    for name in ("12", "7", "new"):
+        (tmp_path / "gpuops/devices" / name).mkdir(parents=True)
+    filters = device_filter.DeviceFilters(str(tmp_path / "gpuops"))
+    assert filters.ids() == [7, 12] and filters.read(7) is None
+    assert device_filter.DeviceFilters(str(tmp_path / "nowhere")).ids() == []
