@@ -46,7 +46,7 @@ def test_what_is_in_the_way(machine, release, capabilities, error, says, tmp_pat
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "gpuops").write_text("")
-    with pytest.raises(ProbeError, match="cannot make .*/gpuops/devices/5: Not a directory"):
+    with pytest.raises(ProbeError, match=r"cannot make .*/gpuops/devices/5: Not a directory"):
         device_filter.DeviceFilters(str(tmp_path / "gpuops")).attach(5, str(tmp_path), {})
 
 
