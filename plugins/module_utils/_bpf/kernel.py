@@ -35,24 +35,39 @@ _REMOVAL_SECONDS = 10.0
 _MAPS_AT, _MOST_MAPS = 52, 64  # in struct bpf_prog_info: nr_map_ids, map_ids; 64 is the kernel's limit
 
 
+def version_of(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", release)[:2])
+
+
 def check_machine(release: str, machine: str, *, has_btf: bool, effective: int) -> None:
     """Raises what is in the way, in words for people. `effective` are the process's capabilities as a bit mask."""
-    version = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
     if machine != "x86_64":
         raise Unsupported(f"the probes are built for x86_64, and this machine is {machine}", elf_machine=EM_X86_64)
-    if version < OLDEST_KERNEL:
+    if version_of(release) < OLDEST_KERNEL:
         raise Unsupported(f"kernel {release} cannot pin a probe, {'.'.join(map(str, OLDEST_KERNEL))} and later can")
     if not has_btf:
         raise Unsupported(f"kernel {release} has no /sys/kernel/btf/vmlinux, from which the probes learn its structures")
+    require_admin("attaching probes", effective)
+
+
+def require_admin(what: str, effective: int) -> None:
     if not effective >> _CAP_SYS_ADMIN & 1:
-        raise NotPermitted("attaching probes needs CAP_SYS_ADMIN, since what is attached already is opened by its number")
+        raise NotPermitted(f"{what} needs CAP_SYS_ADMIN, since what is attached already is opened by its number")
 
 
 def require(bpffs_dir: str) -> None:
     """Raises unless probes can be attached here, and pinned in this folder or, where it is missing, in the nearest one above it."""
+    check_machine(platform.release(), platform.machine(), has_btf=os.path.exists("/sys/kernel/btf/vmlinux"), effective=capabilities())
+    require_bpffs(bpffs_dir)
+
+
+def capabilities() -> int:
+    """The process's effective ones, as a bit mask."""
     match = re.search(r"^CapEff:\s*(\S+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    has_btf = os.path.exists("/sys/kernel/btf/vmlinux")
-    check_machine(platform.release(), platform.machine(), has_btf=has_btf, effective=int(match.group(1), 16) if match else 0)
+    return int(match.group(1), 16) if match else 0
+
+
+def require_bpffs(bpffs_dir: str) -> None:
     folder = Path(bpffs_dir)
     while not folder.exists():
         folder = folder.parent
@@ -94,9 +109,13 @@ def has_raw_tracepoint(name: str) -> bool:
 
 
 def _idle_program(kind: int, attach_type: int) -> int:
-    text, license_ = ctypes.create_string_buffer(_RETURN_ZERO, 16), ctypes.create_string_buffer(b"GPL")
-    attributes = struct.pack("=IIQQ", kind, 2, ctypes.addressof(text), ctypes.addressof(license_))
-    return _command(_PROG_LOAD, attributes.ljust(68, b"\0") + struct.pack("=I", attach_type), "load a program")
+    return load_program(kind, _RETURN_ZERO, attach_type=attach_type)
+
+
+def load_program(kind: int, instructions: bytes, name: str = "", attach_type: int = 0) -> int:
+    text, license_ = ctypes.create_string_buffer(instructions, len(instructions)), ctypes.create_string_buffer(b"GPL")
+    attributes = struct.pack("=IIQQ", kind, len(instructions) // 8, ctypes.addressof(text), ctypes.addressof(license_))
+    return command(_PROG_LOAD, attributes.ljust(48, b"\0") + struct.pack("=16sII", name.encode(), 0, attach_type), "load a program")
 
 
 def attach_multi(program: int, path: str, sites: Mapping[str, int], cookies: Mapping[str, int], *, returns: bool) -> int:
@@ -106,17 +125,17 @@ def attach_multi(program: int, path: str, sites: Mapping[str, int], cookies: Map
     offsets, values = _array([sites[each] for each in names]), _array([cookies[each] for each in names])
     buffers = (ctypes.addressof(name), ctypes.addressof(offsets), 0, ctypes.addressof(values))
     attributes = struct.pack("=IIII4QIII", program, 0, UPROBE_MULTI, 0, *buffers, len(names), _RETPROBE if returns else 0, 0)
-    return _command(_LINK_CREATE, attributes, "attach to the functions of a library")
+    return command(_LINK_CREATE, attributes, "attach to the functions of a library")
 
 
 def attach_raw_tracepoint(program: int, name: str) -> int:
     text = ctypes.create_string_buffer(name.encode())
-    return _command(_RAW_TRACEPOINT, struct.pack("=QI", ctypes.addressof(text), program), f"attach to {name}")
+    return command(_RAW_TRACEPOINT, struct.pack("=QI", ctypes.addressof(text), program), f"attach to {name}")
 
 
 def pin(fd: int, path: str) -> None:
     text = ctypes.create_string_buffer(os.fsencode(path))
-    _command(_PIN, struct.pack("=QII", ctypes.addressof(text), fd, 0), f"pin {path}")
+    command(_PIN, struct.pack("=QII", ctypes.addressof(text), fd, 0), f"pin {path}")
 
 
 def link_ids(path: str) -> tuple[int, int]:
@@ -149,7 +168,7 @@ def program_maps(number: int) -> set[int]:
 
 
 def program_by_id(number: int) -> int:
-    return _command(_PROGRAM_BY_ID, struct.pack("=I", number), f"open program {number}")
+    return command(_PROGRAM_BY_ID, struct.pack("=I", number), f"open program {number}")
 
 
 def wait_until_gone(links: Sequence[int]) -> None:
@@ -176,8 +195,8 @@ def _array(values: Sequence[int]) -> ctypes.Array[ctypes.c_uint64]:
     return (ctypes.c_uint64 * len(values))(*values)
 
 
-def _command(command: int, attributes: bytes, what: str) -> int:
+def command(number: int, attributes: bytes, what: str) -> int:
     try:
-        return bpf(command, attributes)
+        return bpf(number, attributes)
     except OSError as error:
         raise ProbeError(f"cannot {what}: {error.strerror}", errno=error.errno) from error

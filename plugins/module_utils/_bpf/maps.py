@@ -16,11 +16,13 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeVar
 
 _NUMBERS = {"x86_64": 321, "aarch64": 280}
-_LOOKUP, _DELETE, _NEXT_KEY, _OBJ_GET, _INFO = 1, 3, 4, 7, 15
+_LOOKUP, _UPDATE, _DELETE, _NEXT_KEY, _OBJ_GET, _MAP_BY_ID, _INFO = 1, 2, 3, 4, 7, 14, 15
 _RDONLY = 8
 _libc = ctypes.CDLL(None, use_errno=True)
+_Map = TypeVar("_Map", bound="Map")
 
 
 def bpf(command: int, attributes: bytes) -> int:
@@ -60,14 +62,16 @@ class MapInfo:
     max_entries: int
 
 
-class PinnedMap:
-    def __init__(self, path: str, *, read_only: bool = True) -> None:
-        self.fd = open_pin(path, read_only=read_only)
+class Map:
+    """Closes the descriptor with which it is made."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
         self.info = MapInfo(*struct.unpack_from("=5I", info(self.fd, 80)))
         self._key = ctypes.create_string_buffer(self.info.key_size)
         self._value = ctypes.create_string_buffer(self.info.value_size)
 
-    def __enter__(self) -> PinnedMap:
+    def __enter__(self: _Map) -> _Map:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -76,6 +80,10 @@ class PinnedMap:
     def get(self, key: bytes) -> bytes | None:
         self._key.raw = key
         return self._value.raw if self._call(_LOOKUP, self._key, self._value) else None
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._key.raw, self._value.raw = key, value
+        self._call(_UPDATE, self._key, self._value)
 
     def delete(self, key: bytes) -> bool:
         self._key.raw = key
@@ -109,3 +117,12 @@ class PinnedMap:
                 return False
             raise
         return True
+
+
+class PinnedMap(Map):
+    def __init__(self, path: str, *, read_only: bool = True) -> None:
+        super().__init__(open_pin(path, read_only=read_only))
+
+
+def map_by_id(number: int) -> int:
+    return bpf(_MAP_BY_ID, struct.pack("=III", number, 0, _RDONLY))

@@ -42,14 +42,8 @@ class LimitFiles:
 
     def require(self, controllers: set[str]) -> None:
         """Version 2 with these controllers, or an error that says what is there instead."""
-        listed = self.root / "cgroup.controllers"
-        if not listed.exists():
-            hybrid = (self.root / "unified" / "cgroup.controllers").exists()
-            raise NoController(
-                f"{self.root} is cgroup {'v1 with v2 beside it for systemd alone' if hybrid else 'v1'}: limits are those of cgroup v2. "
-                "Boot the node with systemd.unified_cgroup_hierarchy=1"
-            )
-        lacking = controllers - set(self._text(listed).split())
+        require_v2(self.root)
+        lacking = controllers - set(self._text(self.root / "cgroup.controllers").split())
         if lacking:
             raise NoController(f"the cgroup v2 at {self.root} has no controller {', '.join(sorted(lacking))}")
 
@@ -115,6 +109,15 @@ class LimitFiles:
             return file.read_text()
         except OSError as error:
             raise CgroupError(f"cannot read {file}: {error}") from error
+
+
+def require_v2(root: Path) -> None:
+    if not (root / "cgroup.controllers").exists():
+        hybrid = (root / "unified" / "cgroup.controllers").exists()
+        raise NoController(
+            f"{root} is cgroup {'v1 with v2 beside it for systemd alone' if hybrid else 'v1'}: this is done with cgroup v2. "
+            "Boot the node with systemd.unified_cgroup_hierarchy=1"
+        )
 
 
 def controllers_of(names: Mapping[str, object]) -> set[str]:

@@ -8,38 +8,27 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Callable
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import limits, proof
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import limits
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.find import Finder, NoCgroup
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limit_files import LimitFiles, controllers_of, device_numbers
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limits import KEPT, State, Value, Want
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.paths import owner_of, process_path
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof import MemberInfo, Task
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.state import CgroupError, Cgroups, wait
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.paths import owner_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.state import CgroupError, wait
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.systemd import Systemd, Unit, to_properties, unit_name
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Step
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.journal import Journal
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
-from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
 
 _RENEW_SECONDS = 5.0
 _SETTLE_SECONDS = 10.0  # systemd answers first and writes then
 _CLEARS_SECONDS = 1.0
 _STRIDE_BYTES = 1 << 30  # of a step down: a write waits until the kernel has reclaimed
-_ID = re.compile(r"^[0-9a-f]{12,64}$")
-_UNIT = re.compile(r"\.(?:service|scope|slice|socket|mount|swap)$")
-
-
-class NoCgroup(CgroupError):
-    """There is none of that name, or more than one."""
-
-    kind = "no_cgroup"
 
 
 class LimitTask:
@@ -55,6 +44,7 @@ class LimitTask:
         self._unit: str | None = None  # whose own cgroup it is
         self._high_before: Value | None = None  # of a step down
         self._files = LimitFiles(node.cgroup_root)
+        self._finder = Finder(node.cgroup_root, node.proc, systemd)
         given = params["limits"] or {}
         self._files.require(controllers_of({name: value for name, value in given.items() if value is not None}))
         self.want = Want(
@@ -66,7 +56,7 @@ class LimitTask:
 
     def read(self) -> State:
         self._guard()
-        path, unit = self._find()
+        path, unit = self._finder.find(self._params)
         exists = self._files.exists(path)
         if not exists and self.want.state == "existing":
             raise NoCgroup(f"there is no cgroup {path} below {self._files.root}")
@@ -81,64 +71,6 @@ class LimitTask:
             "systemd" if unit else "cgroupfs",
             self._kept(unit) if unit else None,
         )
-
-    def _find(self) -> tuple[str, Unit | None]:
-        """The cgroup's path, and the unit whose own it is."""
-        if self._params["unit"] is not None:
-            unit = self._running(self._params["unit"])
-            return unit.cgroup, unit
-        path = self._path()
-        return path, self._unit_at(path)
-
-    def _path(self) -> str:
-        if self._params["cgroup"] is not None:
-            return str(posixpath.normpath("/" + self._params["cgroup"].strip("/")))
-        if self._params["container"] is not None:
-            return self._path_of_container(self._params["container"])
-        return self._path_of_process(self._params["pid"], self._params["start_ticks"])
-
-    def _running(self, name: str) -> Unit:
-        if self._systemd is None:
-            raise NoCgroup(f"systemd does not run here, so {name} is no unit")
-        if not _UNIT.search(name):
-            raise NoCgroup(f"{name} is no unit's whole name, such as {name}.service, or of no kind that has a cgroup")
-        unit = self._systemd.read(name)
-        if not unit.cgroup:
-            raise NoCgroup(f"{name} does not run here")
-        return unit
-
-    def _path_of_container(self, name: str) -> str:
-        if not _ID.match(name):
-            raise NoCgroup(f"{name!r} is no container's id, or fewer than 12 digits of one")
-        found = set()
-        for here, folders, _files in os.walk(self._files.root):
-            path = "/" + os.path.relpath(here, str(self._files.root))
-            owner = owner_of(path)
-            if owner and owner.container:
-                folders.clear()
-                if owner.container.id.startswith(name):
-                    found.add(owner.path)
-        if len(found) != 1:
-            raise NoCgroup(f"{len(found)} containers here have an id that begins with {name}")
-        return found.pop()
-
-    def _path_of_process(self, pid: int, start_ticks: int | None) -> str:
-        process = self._node.proc.process(pid)
-        if process is None or start_ticks not in (None, process.start_ticks):
-            raise NoCgroup(f"there is no process {pid}{' any more' if process is None else ': it is another one by now'}")
-        path = process_path(process.cgroups) or "/"
-        owner = owner_of(path)
-        if owner is None:
-            raise proof.NotProven(f"pid {pid} is in {path}, which is neither one container's nor one unit's", suspects=[])
-        return owner.path
-
-    def _unit_at(self, path: str) -> Unit | None:
-        """The unit whose own cgroup this is, or would be; below a unit systemd leaves the files to others."""
-        name = unit_name(path)
-        if self._systemd is None or not _UNIT.search(name):
-            return None
-        unit = self._systemd.read(name)
-        return unit if path in (unit.cgroup, slice_path(name)) else None
 
     def _kept(self, unit: Unit) -> dict[str, str]:
         persistent = self._systemd.persistent(unit.name) if self._systemd else set()
@@ -158,12 +90,7 @@ class LimitTask:
         return steps
 
     def _refuse(self, state: State) -> None:
-        proc = ProcFs("/proc")  # the task itself is no process of a simulated node
-        own = proc.process(os.getpid())
-        task = Task(proc.ancestors(os.getpid()), (process_path(own.cgroups) if own else None) or "/")
-        found = [(member, proc.process(member.pid)) for member in Cgroups.at(self._node.cgroup_root).members(state.path)]
-        members = [MemberInfo(member.pid, member.path, (seen.executable or seen.name) if seen else None) for member, seen in found]
-        proof.require_limitable(state.path, members, task, self._params["protect"])
+        self._finder.require_touchable(state.path, self._params["protect"])
         if self._systemd and state.managed_by == "cgroupfs":
             self._refuse_place(self._systemd, state)
         if self.want.state == "absent" and state.exists:
@@ -308,11 +235,3 @@ class LimitTask:
 
 def _has_percent(given: Mapping[str, Any]) -> bool:
     return any("%" in str(given.get(name) or "") for name in limits.MEMORY)
-
-
-def slice_path(name: str) -> str | None:
-    """Where systemd puts a slice: a-b.slice is below a.slice."""
-    if not name.endswith(".slice") or name == "-.slice":
-        return None
-    parts = name[: -len(".slice")].split("-")
-    return "".join(f"/{'-'.join(parts[: depth + 1])}.slice" for depth in range(len(parts)))

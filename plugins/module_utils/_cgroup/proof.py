@@ -157,20 +157,20 @@ def require(targets: Sequence[Target], task: Task, rules: Rules, start_of: Mappi
         raise NotProven(f"nothing was done: {told}", suspects=lacking)
 
 
-def require_limitable(path: str, members: Sequence[MemberInfo], task: Task, protect: Sequence[str]) -> None:
-    """A limit touches whoever is in the cgroup, now and later: never the system's own, nor the task that asks."""
-    why = _against_limits(path, members, task, protect)
+def require_touchable(path: str, members: Sequence[MemberInfo], task: Task, protect: Sequence[str]) -> None:
+    """A limit or a filter touches whoever is in the cgroup, now and later: never the system's own, nor the task that asks."""
+    why = _against_all_of(path, members, task, protect)
     if why:
-        raise NotProven(f"{path} is not limited: it {why}", suspects=[])
+        raise NotProven(f"{path} is left alone: it {why}", suspects=[])
 
 
-def _against_limits(path: str, members: Sequence[MemberInfo], task: Task, protect: Sequence[str]) -> str | None:
+def _against_all_of(path: str, members: Sequence[MemberInfo], task: Task, protect: Sequence[str]) -> str | None:
     if path == "/":
         return "is the root"
     if path in _NEVER_SLICES:
         return "is systemd's own"
     if _KUBEPODS.search(path) and owner_of(path) is None:
-        return "is the kubelet's, which keeps its limits itself"
+        return "is the kubelet's, which manages it itself"
     why = _against_owner(path, owner_of(path), protect)
     if why:
         return why

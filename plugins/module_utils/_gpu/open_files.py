@@ -48,15 +48,18 @@ def _is_reader(proc: ProcFs, pid: int) -> bool:
 
 
 def _of(folder: str, devices: Mapping[Identity, Meaning]) -> set[Meaning]:
-    found = set()
+    return {devices[one] for _path, found in opened(folder) for one in [identity(found)] if one in devices}
+
+
+def opened(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    """The files of /proc/PID/fd, by their paths as the process has them."""
     for number in os.listdir(folder):
-        path = os.path.join(folder, number)
+        own = os.path.join(folder, number)
         try:
-            if not os.readlink(path).startswith("/"):  # sockets, pipes and the like cannot be a device
+            path = os.readlink(own)
+            if not path.startswith("/"):  # sockets, pipes and the like cannot be a device
                 continue
-            one = identity(os.stat(path))
+            found = os.stat(own)
         except OSError:  # closed meanwhile
             continue
-        if one in devices:
-            found.add(devices[one])
-    return found
+        yield path, found

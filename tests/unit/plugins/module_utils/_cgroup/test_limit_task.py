@@ -15,8 +15,9 @@ from dataclasses import replace
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import limit_task
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.find import NoCgroup, slice_path
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limit_files import NoController
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limit_task import LimitTask, NoCgroup, slice_path
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limit_task import LimitTask
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limits import BadLimit, LimitBelowUse, State
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof import NotProven
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.state import CgroupError

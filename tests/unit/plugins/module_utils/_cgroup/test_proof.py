@@ -14,7 +14,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof i
     counts,
     refuse_mps,
     require,
-    require_limitable,
+    require_touchable,
     require_witness,
 )
 
@@ -210,7 +210,7 @@ def test_the_exporters_readers_are_no_holders_and_who_takes_their_name_is():
     ],
 )
 def test_s10_what_may_be_limited(path, members):
-    require_limitable(path, members, Task([900, 1], "/system.slice/sshd.service"), [])
+    require_touchable(path, members, Task([900, 1], "/system.slice/sshd.service"), [])
 
 
 @pytest.mark.parametrize(
@@ -237,4 +237,4 @@ def test_s10_what_may_be_limited(path, members):
 )
 def test_s10_what_is_never_limited(path, members, why):
     with pytest.raises(NotProven, match=why):
-        require_limitable(path, members, Task([900, 1], "/own.slice/task.service"), ["kept.service", "/kept.slice"])
+        require_touchable(path, members, Task([900, 1], "/own.slice/task.service"), ["kept.service", "/kept.slice"])
