@@ -71,7 +71,7 @@ def test_rights(fleet, namespace, deletes):
 
 def test_refused_and_untouched(fleet, tmp_path):
     """S7: beside another MIG manager; a pod that has what would go, idle as it is; a plugin that would not come back, or end by what it finds."""
-    names = ["labelled", "operated", "unit", "held", "whole", "parts", "empty", "intolerant"]
+    names = ["labelled", "operated", "unit", "hami", "claims", "held", "whole", "parts", "empty", "intolerant"]
     fleet.gpu_nodes(*names, gpus=1, gpuops_mig_layouts=HALVES)
     fleet.host_variables["parts"]["gpuops_mig_layouts"] = [{"counts": {"1c.3g.71gb": 6}}]
     fleet.host_variables["empty"]["gpuops_mig_layouts"] = [{"mig_enabled": True}]
@@ -81,6 +81,9 @@ def test_refused_and_untouched(fleet, tmp_path):
     boot.write_text("{}")
     fleet.host_variables["labelled"].update(gpuops_kubelet_dir=str(tmp_path / "no-kubelet"), gpuops_mig_config_dir=str(boot.parent))
     fleet.objects.pod("nvidia-mig-manager", node="operated", gpus=0)
+    fleet.objects.api.patch("Node", "hami", {"metadata": {"annotations": {"hami.io/node-nvidia-register": "[]"}}})
+    fleet.objects.publish("claims", {"gpu-0": {"uuid": fleet.uuid("claims", 0)}})
+    fleet.objects.publish("held", {"nic-0": {"model": "a"}}, driver="nic.example.com")
     link = tmp_path / "other-units" / "multi-user.target.wants" / "nvidia-mig-manager.service"
     link.parent.mkdir(parents=True)
     link.symlink_to("/etc/systemd/system/nvidia-mig-manager.service")
@@ -101,6 +104,8 @@ def test_refused_and_untouched(fleet, tmp_path):
     assert "the label nvidia.com/mig.config=all-disabled" in told["labelled"]
     assert not boot.exists(), "whose node it is comes before whatever else is wrong with it"
     assert "the pod nvidia-mig-manager" in told["operated"]
+    assert "the annotation hami.io/node-nvidia-register" in told["hami"]
+    assert "ResourceSlices of the driver gpu.nvidia.com" in told["claims"]
     assert "multi-user.target.wants/nvidia-mig-manager.service" in told["unit"]
     assert "nothing was changed on held" in told["held"] and "7g.141gb@0" in told["held"]
     assert "default/trainer has a whole GPU" in told["whole"]

@@ -12,11 +12,13 @@ cd "$1"
 codename=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
 root=$PWD/root
 home=$root/root
-apt-get --quiet=2 update # the mirror no longer has what an old list names
+apt-get --quiet=2 update || true # the mirror no longer has what an old list names; a source that is not Debian's may be away
 
 # shellcheck disable=SC2016 # these are apt's
-apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' | grep " $codename" | sort -u >sources.list
-mmdebstrap --quiet --mode=root --variant=minbase --aptopt='Acquire::Languages "none"' \
+apt-get indextargets --format 'deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' 'Origin: Debian' |
+    grep " $codename" | sort -u >sources.list
+apt-config dump --format '%F "%v";%n' Acquire::http::Proxy Acquire::https::Proxy >proxies # of this machine's apt, which mmdebstrap does not read
+mmdebstrap --quiet --mode=root --variant=minbase --aptopt='Acquire::Languages "none"' --aptopt="$PWD/proxies" \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
     --include=systemd,systemd-sysv,udev,dbus,kmod,python3,python3-cffi-backend,openssh-server,iproute2,procps \
     "$codename" "$root" sources.list
@@ -74,4 +76,4 @@ chroot "$root" systemctl --quiet mask getty@tty1.service apt-daily.timer apt-dai
     e2scrub_reap.service e2scrub_all.timer systemd-networkd-wait-online.service fstrim.timer
 
 mke2fs -q -t ext4 -O ^has_journal -d "$root" disk.img 2G
-rm -rf root kernel busybox initramfs ./*.deb sources.list
+rm -rf root kernel busybox initramfs ./*.deb sources.list proxies
