@@ -90,7 +90,8 @@ def holdings(processes: Iterable[Mapping[str, Any]], gpus: Iterable[Gpu]) -> lis
                 places.setdefault(one["pid"], []).append((gpu.uuid, gpu.pci_bus_id, one["gi"]))
                 used[one["pid"]] = used.get(one["pid"], 0) + one["memory_bytes"]
     found = []
-    for process in processes:
+    latest = {process["pid"]: process for process in sorted(processes, key=lambda one: one["started_boottime_ns"])}
+    for process in latest.values():  # not a pid's earlier owner, whose end nobody saw: two of a name spoil the page
         at = places.get(process["pid"], [])
         uuid, pci, gi = at[0] if len(at) == 1 else (None, None, None)
         by_kind = {kind: process["held_bytes"][kind] for kind in HELD}

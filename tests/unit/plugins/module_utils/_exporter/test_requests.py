@@ -62,6 +62,12 @@ def test_a_context_that_nobody_can_tell_has_no_figure(held, used):
     assert holdings([process(**held)], [gpu((7, used))])[0]["context_bytes"] is None
 
 
+def test_a_pid_is_one_process():
+    """Its earlier owner's end was not seen."""
+    later = {**process(device=2), "started_boottime_ns": 9}
+    assert [one["requested_bytes"] for one in holdings([later, process(device=1)], [])] == [2]
+
+
 def test_counts_go_on_after_the_end_of_a_cgroup_and_of_the_probes():
     first = after(NONE, cgroups=[cgroup(11, 5, 2)], owners=[(11, UNIT)])
     assert first["calls"] == [[UNIT, [5, 2]]]
