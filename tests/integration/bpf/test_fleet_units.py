@@ -93,12 +93,12 @@ def test_the_timers_runs_attach_to_what_comes_through_the_sandbox(deployed, buil
     wait_until(lambda: len(files(deployed)) == 2, "the container's copy with probes", 60)
     accounts = "/sys/fs/bpf/gpuops/cuda_mem/maps/accounts"
     wait_until(lambda: json.loads(systemd.run("bpftool", "--json", "map", "dump", "pinned", accounts).stdout), "its memory counted", 60)
-    whose = {"unit": "container.service"}
-    wait_until(
-        lambda: deployed.figures(kind="device", **whose).get(_names.METRIC_CONTAINER_REQUESTED), "its memory on the exporter's page", 60
-    )
+    whose = {
+        "unit": "container.service"
+    }  # by its cgroup; the kernel's numbers of processes mean nothing in this machine's own pid namespace
+    wait_until(lambda: deployed.figures(**whose).get(_names.METRIC_ALLOCATIONS), "its allocations on the exporter's page", 120)
+    assert deployed.figures(kind="device")[_names.METRIC_CONTAINER_REQUESTED] >= 1024
     assert deployed.figures(source="probes")[_names.METRIC_SOURCE_UP] == 1
-    wait_until(lambda: deployed.figures(**whose).get(_names.METRIC_ALLOCATIONS), "its cgroup's number known by its name", 60)
     told = wait_until(lambda: (now := deployed.result()) and now["copies"] == 2 and now, "the copies told", 60)
     assert told["error"] is None and told["totals"]["runs"] > first["totals"]["runs"] and told["totals"]["failures"] == 0
     systemd.systemctl("stop", "container")
