@@ -26,6 +26,27 @@ def kernel_log(node: Node) -> list[str]:
     return [line.partition(";")[2] for line in node.kmsg.read_text(encoding="utf-8").splitlines()]
 
 
+def test_a_child_of_who_has_nvml_open_is_refused(node: Node) -> None:
+    """As on a H200. Once the parent has closed it there is nothing to inherit."""
+    asked = nvml_child.ask(
+        node.nvml_library,
+        """
+def of_a_child():
+    there, here = os.pipe()
+    if not os.fork():
+        answer = ask(n.nvmlInit)
+        os.write(here, json.dumps(answer or ask(n.nvmlDeviceGetCount)).encode())
+        os._exit(0)
+    return json.loads(os.read(there, 1000))
+
+result = [of_a_child()]
+n.nvmlShutdown()
+result.append(of_a_child())
+""",
+    )
+    assert asked == [{"error": "NVMLError_OperatingSystem: The operating system has blocked the request."}, 2]
+
+
 def test_xid_is_an_event_and_a_line_of_the_kernel_log(node: Node) -> None:
     child = nvml_child.start(
         node.nvml_library,

@@ -45,7 +45,7 @@ class NodeExporter:
         self.config = folder / "exporter.json"
         self.config.write_text(json.dumps({
             "node_name": node.name, "host": "127.0.0.1", "port": self.port, "certfile": "", "keyfile": "", "cafile": "",
-            "interval_seconds": 0.5, "nvml_timeout_seconds": 4.0, "max_owners": 1000,
+            "interval_seconds": 0.5, "nvml_timeout_seconds": 4.0, "max_owners": 1000, "bpffs_dir": str(folder / "bpf"),
             "state_file": str(self.state_file), "watch_dir": str(folder / "watch"),
             "node": {name: variables[f"gpuops_{name}"] for name in PATHS}, **settings,
         }))  # fmt: skip

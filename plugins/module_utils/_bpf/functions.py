@@ -35,6 +35,14 @@ class Operation(IntEnum):
     PRIMARY_RESET = 21
 
 
+ALLOCATING = (
+    Operation.ALLOCATE,
+    Operation.ALLOCATE_PITCH,
+    Operation.ALLOCATE_MANAGED,
+    Operation.ALLOCATE_HOST,
+    Operation.ALLOCATE_ASYNC,
+    Operation.HANDLE_CREATE,
+)
 NARROW = 0x100
 
 _BY_OPERATION: dict[Operation, tuple[str, ...]] = {

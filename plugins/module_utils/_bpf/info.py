@@ -134,3 +134,4 @@ def _process(pid: int, start_boottime_ns: int, accounts: list[Account], proc: Pr
 
 
 _READERS = {"cuda_mem": _memory, "gpu_xid": _xids}
+NAMES = tuple(_READERS)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 KINDS = ("device", "managed", "host", "pool", "handle", "shared")
+HELD = KINDS[:-1]  # what is shared is another process's
 COUNTERS = (
     "next_serial",
     "calls",

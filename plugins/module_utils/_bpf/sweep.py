@@ -16,8 +16,9 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import Account, CgroupIds, Usage
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import Account, CgroupIds, FailureKey, Usage
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import PinnedMap
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.numbers import roots
 
 _INCARNATION_AT = {"records": 8, "primaries": 0}  # in the key
 
@@ -36,24 +37,20 @@ def sweep(maps: Path, mounts: Path = Path("/proc/self/mounts")) -> int:
 
 def _sweep_cgroups(maps: Path, mounts: Path) -> int:
     """Those whose folders are gone, who hold nothing, and in whom no process has an account: nothing can be charged to them any more."""
-    with PinnedMap(str(maps / "cgroups"), read_only=False) as entries:
-        empty = [key for key, value in entries.items() if Usage.parse(value).is_empty]
-        if not empty:
+    with PinnedMap(str(maps / "cgroups"), read_only=False) as totals, PinnedMap(str(maps / "failures"), read_only=False) as failures:
+        found = [(totals, key, CgroupIds.parse(key)) for key, value in totals.items() if Usage.parse(value).is_empty]
+        found += [(failures, key, FailureKey.parse(key).cgroup) for key, _count in failures.items()]
+        if not found:
             return 0
         with PinnedMap(str(maps / "accounts")) as accounts:
             used = {Account.parse(value).cgroup for _serial, value in accounts.items()}
         there = set(_folders(mounts))
-        cgroups = {key: CgroupIds.parse(key) for key in empty}
-        return sum(entries.delete(key) for key, ids in cgroups.items() if ids not in used and not {ids.v2, ids.v1} & there)
+        return sum(entries.delete(key) for entries, key, ids in found if ids not in used and not {ids.v2, ids.v1} & there)
 
 
 def _folders(mounts: Path) -> Iterator[int]:
     """Inodes of the cgroups of the unified hierarchy and of the memory controller's."""
-    lines = [line.split() for line in mounts.read_text().splitlines()]
-    roots = [
-        where for _what, where, kind, options, *_rest in lines if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split(","))
-    ]
-    for root in roots:
+    for _name, root in roots(mounts.read_text()):
         for folder, _below, _files in os.walk(root):
             try:
                 yield os.stat(folder).st_ino

@@ -28,6 +28,7 @@ class Config:
     interval_seconds: float
     nvml_timeout_seconds: float
     max_owners: int
+    bpffs_dir: str
     state_file: str
     watch_dir: str
     node: Mapping[str, Any]  # the node's paths, as modules have them

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils import _names as names
-from ansible_collections.gpuops.remediation.plugins.module_utils._exporter import handover, page, server
+from ansible_collections.gpuops.remediation.plugins.module_utils._exporter import handover, page, requests, server
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.config import Config
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.samples import STALE_SECONDS, Known, Sample, samples
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import info, nvml
@@ -61,6 +61,8 @@ class Exporter:
         up = answers["nvml"].why is None
         self._nvml = Source(up, now if up else self._nvml.told_seconds)
         state = handover.read(Path(self._config.state_file), node.proc.boot_id())
+        if state:
+            state.setdefault("probes", requests.NONE)  # an earlier version's
         _told, gpus = info.join({**answers, "processes": Answer(why="root's reader asks")}, state["gpus"] if state else [], node.dev_root)
         known = Known(
             node=self._config.node_name,

@@ -16,6 +16,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._names import O
 
 Owned = dict[str, Any]
 _OWNER = ("container_id", "pod_uid", "unit")
+_OTHERS: Owned = {"container_id": OTHER_OWNERS, "pod_uid": None, "unit": None, "pid": None}
 
 
 def owned(gpus: Iterable[Gpu]) -> list[Owned]:
@@ -24,22 +25,31 @@ def owned(gpus: Iterable[Gpu]) -> list[Owned]:
     for gpu in gpus:
         for process in gpu.processes:
             if process["memory_bytes"] is not None:
-                key = (gpu.uuid, gpu.pci_bus_id, process["gi"], *_owner(process))
+                key = (gpu.uuid, gpu.pci_bus_id, process["gi"], *owner_of(process))
                 sums[key] = sums.get(key, 0) + process["memory_bytes"]
     return [dict(zip(("uuid", "pci_bus_id", "gi", *_OWNER, "memory_bytes"), (*key, total))) for key, total in sums.items()]
 
 
-def _owner(process: Mapping[str, Any]) -> tuple[Any, ...]:
+def owner_of(process: Mapping[str, Any]) -> tuple[Any, ...]:
     container = process.get("container")
     return (container["id"], container["pod_uid"], None) if container else (None, None, process.get("unit"))
 
 
-def bounded(found: Sequence[Owned], limit: int) -> list[Owned]:
-    """The largest; of each GPU and instance the rest together, so that churn of small containers makes no endless series."""
-    ordered = sorted(found, key=lambda one: (-one["memory_bytes"], str(one["container_id"]), str(one["unit"])))
-    rest: dict[tuple[Any, ...], Owned] = {}
-    for one in ordered[limit:]:
-        place = (one["uuid"], one["pci_bus_id"], one["gi"])
-        other = rest.setdefault(place, {**one, **dict.fromkeys(_OWNER), "container_id": OTHER_OWNERS, "memory_bytes": 0})
-        other["memory_bytes"] += one["memory_bytes"]
-    return ordered[:limit] + list(rest.values())
+def bounded(found: Sequence[Owned], limit: int, sums: Sequence[str] = ("memory_bytes",)) -> list[Owned]:
+    """The largest by the first of `sums`; of each GPU and instance the rest together: churn of small containers makes no endless series."""
+    ordered = sorted(found, key=lambda one: (-one[sums[0]], str(one["container_id"]), str(one["unit"])))
+    return ordered[:limit] + summed(({**one, **_OTHERS} for one in ordered[limit:]), sums)
+
+
+def summed(found: Iterable[Owned], sums: Sequence[str]) -> list[Owned]:
+    """By GPU, GPU instance and owner. What one of them does not know is not in the sum, and what none knows has none."""
+    together: dict[tuple[Any, ...], Owned] = {}
+    for one in found:
+        key = tuple(one[name] for name in ("uuid", "pci_bus_id", "gi", *_OWNER))
+        if key not in together:
+            together[key] = dict(one)
+            continue
+        for name in sums:
+            known = [each[name] for each in (together[key], one) if each[name] is not None]
+            together[key][name] = sum(known) if known else None
+    return list(together.values())

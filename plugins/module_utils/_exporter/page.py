@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.samples import Sample
-from ansible_collections.gpuops.remediation.plugins.module_utils._names import EXPORTER_METRICS
+from ansible_collections.gpuops.remediation.plugins.module_utils._names import EXPORTER_METRICS, PROBE_METRICS
 
 with contextlib.suppress(ImportError):  # the program that serves it takes it along
     from prometheus_client.exposition import generate_latest
@@ -25,7 +25,7 @@ def families(samples: Iterable[Sample]) -> Iterator[Any]:
     by_metric: dict[str, list[Sample]] = {}
     for sample in samples:
         by_metric.setdefault(sample.metric, []).append(sample)
-    for metric in EXPORTER_METRICS:
+    for metric in (*EXPORTER_METRICS, *PROBE_METRICS):
         if metric.name in by_metric:
             kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             family = kind(metric.name, metric.help, labels=metric.labels)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 
 import pytest
+from ansible_collections.gpuops.remediation.plugins.module_utils import _names
 from cluster.objects import wait_until
 from controller_machine import running_controller
+from node_exporter import parsed
 from ports import free_port
 
 BOOT, SERVICE, TIMER = "gpuops-probes-boot.service", "gpuops-probes.service", "gpuops-probes.timer"
 LIBRARY = "/usr/lib/some-linux-gnu/libcuda.so.1"
 PRIVATE = "/usr/local/nvidia/lib64"
+SCRAPE = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:{}/metrics', timeout=10).read().decode())"
 CONTAINER = f'mkdir -p {PRIVATE} && mount -t tmpfs tmpfs {PRIVATE} && cp {LIBRARY} {PRIVATE} && exec /usr/bin/python3 -c "$CALL"'
 CALL = f"""
 import ctypes, time
@@ -43,6 +46,11 @@ class Machine:
 
     def links(self, probe="cuda_mem"):
         return self.systemd.run("ls", f"/sys/fs/bpf/gpuops/{probe}/links", check=False).stdout.split()
+
+    def figures(self, **labels):
+        """The exporter's, by name, of who has these labels."""
+        page = parsed(self.systemd.run("/usr/bin/python3", "-c", SCRAPE.format(self.port)).stdout)
+        return {metric: value for (metric, found), value in page.items() if labels.items() <= dict(found).items()}
 
     def result(self):
         done = self.systemd.run("cat", "/run/gpuops-probes/result.json", check=False, user="nobody")
@@ -85,6 +93,12 @@ def test_the_timers_runs_attach_to_what_comes_through_the_sandbox(deployed, buil
     wait_until(lambda: len(files(deployed)) == 2, "the container's copy with probes", 60)
     accounts = "/sys/fs/bpf/gpuops/cuda_mem/maps/accounts"
     wait_until(lambda: json.loads(systemd.run("bpftool", "--json", "map", "dump", "pinned", accounts).stdout), "its memory counted", 60)
+    whose = {
+        "unit": "container.service"
+    }  # by its cgroup; the kernel's numbers of processes mean nothing in this machine's own pid namespace
+    wait_until(lambda: deployed.figures(**whose).get(_names.METRIC_ALLOCATIONS), "its allocations on the exporter's page", 120)
+    assert deployed.figures(kind="device")[_names.METRIC_CONTAINER_REQUESTED] >= 1024
+    assert deployed.figures(source="probes")[_names.METRIC_SOURCE_UP] == 1
     told = wait_until(lambda: (now := deployed.result()) and now["copies"] == 2 and now, "the copies told", 60)
     assert told["error"] is None and told["totals"]["runs"] > first["totals"]["runs"] and told["totals"]["failures"] == 0
     systemd.systemctl("stop", "container")

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any, Optional
@@ -40,7 +41,9 @@ event_sets: dict[int, dict[int, list[int]]] = {}  # set -> GPU index -> [types, 
 
 
 def nvmlInitWithFlags(flags: int) -> None:
-    core.initialised += 1
+    if core.initialised and core.initialised_by != os.getpid():
+        raise NvmlError("OPERATING_SYSTEM")
+    core.initialised, core.initialised_by = core.initialised + 1, os.getpid()
 
 
 def nvmlInit_v2() -> None:

@@ -37,6 +37,7 @@ STATE = StateFile(os.path.join(NODE, "state.json"))
 with open(os.path.join(NODE, "model.json"), encoding="utf-8") as _stream:
     MODEL = json.load(_stream)
 initialised = 0
+initialised_by = 0  # the process that did: what it has open is of no use to a child, who is refused
 
 
 # -- handles -----------------------------------------------------------------------------------------------------------

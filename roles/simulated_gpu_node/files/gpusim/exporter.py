@@ -42,6 +42,7 @@ CALLS = (  # that it makes
 )
 WATCHDOG_SECONDS = 3.0  # a call that takes longer is given up
 SOURCES = ("nvml", "state", "processes", "kernel_log")
+PROBES = ("cuda_mem", "gpu_xid")  # which a simulated node does not have
 PRESSURE_PERCENT = (60, 80, 95)
 XID = re.compile(r"^\d+,\d+,(?P<micros>\d+),[^;]*;NVRM: Xid \(PCI:(?P<address>[0-9a-f:]+)(?: GPU-I:(?P<gi>\d+))?[^)]*\): (?P<code>\d+),")
 CONTAINER = re.compile(r"pod(?P<pod>[0-9a-f_-]{36})\.slice/(?:[a-z-]+-)?(?P<id>[0-9a-f]{64})\.scope")
@@ -108,6 +109,8 @@ def _own(node: str) -> Iterator[Figure]:
     """What the simulator costs is no node's, so all of it is each node's."""
     yield "gpuops_exporter_page_age_seconds", (node,), 0.0
     yield "gpuops_exporter_abandoned_readers", (node,), 0.0
+    for probe in PROBES:
+        yield "gpuops_probe_attached", (node, probe), 0.0
     for source in SOURCES:
         yield "gpuops_source_up", (node, source), 1.0
         yield "gpuops_source_age_seconds", (node, source), 0.0
@@ -135,6 +138,7 @@ def _memory(of: str, labels: tuple[str, ...], used: int, total: int) -> Iterator
     yield f"gpuops_{of}_memory_used_bytes", labels, used
     yield f"gpuops_{of}_memory_total_bytes", labels, total
     yield f"gpuops_{of}_memory_pressure", labels, sum(used / total >= percent / 100 for percent in PRESSURE_PERCENT)
+    yield f"gpuops_{of}_oom_score", labels, 100 * used / total
 
 
 def _owners(node: str, state: dict[str, Any]) -> Iterator[Figure]:

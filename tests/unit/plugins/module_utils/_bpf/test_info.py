@@ -123,6 +123,7 @@ def test_only_what_ended_processes_left_is_swept(pinned):
         {
             "accounts": (8, 168, {}),
             "cgroups": (16, 112, {}),
+            "failures": (24, 8, {}),
             "records": (24, 24, records),
             "primaries": (16, 16, primaries),
             "processes": (4, 152, {struct.pack("=I", 99): struct.pack("=Q", 8).ljust(152, b"\0")}),
@@ -139,15 +140,20 @@ def test_cgroups_that_are_gone_and_empty_are_swept(pinned, tmp_path):
     cgroups = {struct.pack("=QQ", v2, v1): usage(0, 0) for v2, v1 in ((there, 0), (gone, 0), (gone, there), (has_account, 12))}
     cgroups[struct.pack("=QQ", holds, 0)] = usage(5, 1)
     kept = [key for key in cgroups if key != struct.pack("=QQ", gone, 0)]
+    failures = {struct.pack("=QQII", v2, 0, 1, 2): struct.pack("=Q", 7) for v2 in (there, gone)}
     pin(
         "cuda_mem",
         {
             "cgroups": (16, 112, cgroups),
+            "failures": (24, 8, failures),
             "accounts": (8, 168, {bytes(8): account(MINE, 0, 0)}),
             **{name: (size, 24, {}) for name, size in (("records", 24), ("primaries", 16), ("processes", 4))},
         },
     )
     mounts = tmp_path / "mounts"
     mounts.write_text(f"cgroup2 {tmp_path}/cgroup cgroup2 rw 0 0\nproc /proc proc rw 0 0\n")
-    assert sweep(folder / "cuda_mem/maps", mounts) == 1
+    assert sweep(folder / "cuda_mem/maps", mounts) == 2
     assert list(cgroups) == kept
+    assert [struct.unpack_from("=Q", key)[0] for key in failures] == [there], (
+        "or the map is full some day, and failures are counted no more"
+    )

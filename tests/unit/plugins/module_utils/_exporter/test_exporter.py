@@ -29,7 +29,7 @@ def made(tmp_path):
     return exporter.Exporter(
         Config(
             node_name="n", host="", port=0, certfile="", keyfile="", cafile="", interval_seconds=5, nvml_timeout_seconds=4, max_owners=9,
-            state_file=str(tmp_path / "state.json"), watch_dir=str(tmp_path / "watch"),
+            bpffs_dir=str(tmp_path / "bpf"), state_file=str(tmp_path / "state.json"), watch_dir=str(tmp_path / "watch"),
             node={**{name: str(path) for name, path in paths.items()}, "nvml_library": "no-such-library"},
         )
     )  # fmt: skip
@@ -54,3 +54,12 @@ def up_of(made, tmp_path, boot_id, age_seconds):
     (tmp_path / "state.json").write_text(json.dumps({**state, "written_seconds": written, "sources": sources}))
     made.read()
     return up(made)
+
+
+def test_a_state_of_an_earlier_version_is_told_without_probes(made, tmp_path):
+    """Its reader's next run replaces it."""
+    state = {**earlier(tmp_path / "none", ProcFs("/proc").boot_id()), "abandoned": 0, "cost": {"cpu_seconds": 0.0, "resident_bytes": 0}}
+    del state["probes"]
+    (tmp_path / "state.json").write_text(json.dumps({**state, "written_seconds": time.time()}))
+    made.read()
+    assert up(made)["state"] == 1

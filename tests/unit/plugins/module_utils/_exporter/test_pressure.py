@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.pressure import LEVELS, level
+from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.pressure import LEVELS, level, oom_score
 
 
 @pytest.mark.parametrize(
@@ -14,3 +14,8 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._exporter.press
 )
 def test_levels_begin_where_they_are_said_to(used, name):
     assert LEVELS[level(used, 1000)] == name
+
+
+@pytest.mark.parametrize(("used", "allocations", "score"), [(0, 0, 0), (500, 1000, 50), (500, 1001, 60), (1000, 5000, 110)])
+def test_the_score(used, allocations, score):
+    assert oom_score(used, 1000, allocations) == score
