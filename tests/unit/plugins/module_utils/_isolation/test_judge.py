@@ -26,7 +26,10 @@ def gpu(minor=0, uuid=GPU, **more):
 
 
 def cut(**more):
-    return gpu(mig={"current": True, "pending": True, "instances": [{"uuid": SLICE, "gi": 2, "ci": 0}, {"uuid": "MIG-2", "gi": 3, "ci": 0}]}, **more)
+    return gpu(
+        mig={"current": True, "pending": True, "instances": [{"uuid": SLICE, "gi": 2, "ci": 0}, {"uuid": "MIG-2", "gi": 3, "ci": 0}]},
+        **more,
+    )
 
 
 def device(minor=0, gi=None, ci=None):
@@ -82,7 +85,11 @@ def rules(found):
 
 
 def toolkit_with(**settings):
-    named = {"envvar": toolkit.ENVVAR, "no_cgroups": "nvidia-container-cli.no-cgroups", "compat": "features.allow-cuda-compat-libs-from-container"}
+    named = {
+        "envvar": toolkit.ENVVAR,
+        "no_cgroups": "nvidia-container-cli.no-cgroups",
+        "compat": "features.allow-cuda-compat-libs-from-container",
+    }
     changed = {named[name]: value for name, value in settings.items()}
     return {"path": "/etc/config.toml", "settings": {**toolkit.DEFAULTS, toolkit.ENVVAR: False, **changed}}
 
@@ -115,7 +122,12 @@ def test_a_node_without_containers_is_no_finding():
         (of_pod(visible_devices=["void"]), {"pods": [pod()], "allocations": allocations(OTHER)}, "devices_beyond", "sees nvidia0"),
         (container(devices=[device(), device(1)]), {}, "devices_beyond", "sees nvidia1"),
         (container(open=[device(1)]), {}, "devices_beyond", "sees nvidia1"),
-        (container(devices=[{**device(), "kind": "mig_config", "minor": None}]), {}, "mig_config", "the device of mig/config is in its /dev"),
+        (
+            container(devices=[{**device(), "kind": "mig_config", "minor": None}]),
+            {},
+            "mig_config",
+            "the device of mig/config is in its /dev",
+        ),
         (container(mps_reached=["/tmp/nvidia-mps"]), {}, "mps_reachable", "/tmp/nvidia-mps of the node"),
         (container(memory_max="max"), {}, "memory_unlimited", "memory.max is max, and so above it"),
         (of_pod(uses=[use(OTHER)]), {"pods": [pod()], "allocations": allocations(GPU)}, "drift", "is on nvidia1; was given nvidia0"),
@@ -258,7 +270,9 @@ def test_those_that_are_to_see_all_gpus_are_not_judged():
 
 
 def test_a_units_name_alone_is_anybodys():
-    own = unit("dcgm.service", memory_max="max", uses=[use()], cgroup="/user.slice/user-1000.slice/user@1000.service/app.slice/dcgm.service")
+    own = unit(
+        "dcgm.service", memory_max="max", uses=[use()], cgroup="/user.slice/user-1000.slice/user@1000.service/app.slice/dcgm.service"
+    )
     assert rules(judged(own, system=["/system.slice/dcgm*.service"])) == {("memory_unlimited", "low")}
 
 
@@ -280,7 +294,11 @@ def test_several_on_one_gpu():
     second = {**container(uses=[use()]), "id": "cd" * 32, "cgroup": f"/system.slice/docker-{'cd' * 32}.scope"}
     both = [container(uses=[use()]), second]
     [found] = judged(*both)
-    assert (found["rule"], found["subject"], found["evidence"]) == ("shared_context", GPU, "on the GPU: docker abababababab, docker cdcdcdcdcdcd")
+    assert (found["rule"], found["subject"], found["evidence"]) == (
+        "shared_context",
+        GPU,
+        "on the GPU: docker abababababab, docker cdcdcdcdcdcd",
+    )
     assert judged(*both, shared_gpus=["GPU-8a3f*"]) == []
     assert judged(*both, mps_clients=["docker/*"]) == []
     assert judged(*both, system=["docker/cd*"]) == []
