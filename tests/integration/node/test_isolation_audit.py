@@ -10,7 +10,7 @@ import json
 import re
 
 import pytest
-from loop import Controller
+from loop import Controller, reachable_until
 from simulated_containers import ALL_CAPABILITIES, Containers
 
 pytestmark = pytest.mark.timeout(900)
@@ -83,6 +83,10 @@ def test_from_findings_to_a_clean_node(controller, containers, tmp_path):
     assert run.changed("audit-1") == 0
     assert not (tmp_path / "canary").exists() and "hush" not in run.output + json.dumps(report(tmp_path))
 
+    forbidden = controller.play("audit_isolation", "--tags", "fix", audit_memory_max="2G", audit_fail_on="never")
+    assert "nothing is put right on audit-1: the mode is observe, and not act" in forbidden.output, "a new ledger observes"
+    assert forbidden.ok and forbidden.changed("audit-1") == 0, forbidden.output
+    controller.ledger(write=True).configure("act", None, False, "tests", "the test needs it")
     fixes = {"audit_memory_max": "2G", "audit_fix_toolkit": True}
     limit = containers.cgroup_root / scope(GREEDY)[1:] / "memory.max"
     foretold = controller.play("audit_isolation", "--tags", "fix", "--check", "--diff", **fixes)
@@ -104,14 +108,20 @@ def test_from_findings_to_a_clean_node(controller, containers, tmp_path):
     assert found(tmp_path) == set() and {one["accepted"] for one in report(tmp_path)["accepted"]} == {why}
 
 
-def test_a_bare_host_and_one_that_cannot_be_read(controller, tmp_path):
-    """A report of both; what could not be read is not taken for well."""
+def test_a_bare_host_and_two_that_cannot_be_read(controller, tmp_path):
+    """A report of all; what could not be read is not taken for well."""
     controller.node("bare-1", gpus=1).start([0], "train", 1024 * MIB)
     controller.node("mute-1", gpus=1).driver_not_loaded()
+    controller.node("dark-1", gpus=1)
+    down = tmp_path / "down"
+    down.touch()
+    reachable_until(controller, "dark-1", down)
     controller.variables.update(gpuops_audit_dir=str(tmp_path / "reports"), gpuops_audit_engine_dirs=[], gpuops_audit_toolkit_configs=[])
     run = controller.play("audit_isolation", audit_fail_on="medium")
     assert run.status == 2, run.output
-    assert {one["node"] for one in report(tmp_path)["findings"]} == {"mute-1"} and {rule for _, rule, _ in found(tmp_path)} == {"unread"}
-    assert report(tmp_path)["hosts"] == ["bare-1", "mute-1"]
+    assert {rule for _subject, rule, _severity in found(tmp_path)} == {"unread"}
+    sources = {(one["node"], one["evidence"].partition(":")[0]) for one in report(tmp_path)["findings"]}
+    assert sources >= {("mute-1", "nvml"), ("dark-1", "the node")} and "bare-1" not in {node for node, _source in sources}
+    assert sorted(report(tmp_path)["hosts"]) == ["bare-1", "dark-1", "mute-1"]
     never = controller.play("audit_isolation", audit_fail_on="never")
     assert never.ok, never.output
