@@ -8,17 +8,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import resources
+from ansible_collections.gpuops.remediation.plugins.module_utils._isolation.visible import ALL, UNSAID, asked
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import STATIC_UID, Pod, holds_claims, uid
-
-ALL = "all"
-NONE = "none"
-UNSAID = ("", "void")  # also what CDI writes, which gives devices by itself
-_CDI = re.compile(r"^(?:runtime\.|management\.)?nvidia\.com/gpu=")
 
 
 class Place(NamedTuple):
@@ -49,12 +44,6 @@ def places(gpus: Iterable[Mapping[str, Any]]) -> dict[str, Place]:
             found[one["uuid"]] = Place(gpu["minor"], one["gi"], one["ci"])
             found[f"{gpu['index']}:{number}"] = found[one["uuid"]]
     return found
-
-
-def asked(values: Iterable[str]) -> list[str]:
-    """The GPUs that NVIDIA_VISIBLE_DEVICES names."""
-    tokens = (token.strip() for value in values for token in value.split(","))
-    return [_CDI.sub("", token) for token in tokens if token not in (NONE, *UNSAID)]
 
 
 def given_by_start(values: Sequence[str], known: Mapping[str, Place]) -> Given:

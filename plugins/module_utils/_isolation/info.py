@@ -19,7 +19,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import inf
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import nvml
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.records import text
 from ansible_collections.gpuops.remediation.plugins.module_utils._isolation import containers, toolkit
-from ansible_collections.gpuops.remediation.plugins.module_utils._isolation.given import asked
+from ansible_collections.gpuops.remediation.plugins.module_utils._isolation.visible import asked
 from ansible_collections.gpuops.remediation.plugins.module_utils._node import programs
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Answer, Emit, Watchdog

@@ -17,10 +17,8 @@ from typing import Any, Optional
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limits import MAX
 from ansible_collections.gpuops.remediation.plugins.module_utils._isolation import engines, toolkit
 from ansible_collections.gpuops.remediation.plugins.module_utils._isolation.given import (
-    ALL,
     Given,
     Place,
-    asked,
     covers,
     given_by_kubelet,
     given_by_start,
@@ -28,6 +26,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._isolation.give
     pods_by_uid,
 )
 from ansible_collections.gpuops.remediation.plugins.module_utils._isolation.rules import RULES, SEVERITIES
+from ansible_collections.gpuops.remediation.plugins.module_utils._isolation.visible import ALL, asked
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Pod, gpus_requested, holds_claims
 
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e]")  # what is shown was in part chosen by a container, and never steers a terminal
@@ -143,7 +142,9 @@ class Judge:
         if settings[toolkit.ENVVAR]:
             fix = {"toolkit": told["path"]} if told and self._expected.fix_toolkit else None
             severity = None if self._expected.kubernetes else "low"  # without pods whoever starts a container is the one who may
-            yield self._finding("toolkit_envvar", "node", f"{toolkit.ENVVAR} = true ({path})", severity=severity, automatic=fix)
+            yield self._finding(
+                "toolkit_envvar", "node", f"{toolkit.ENVVAR} = true ({path})", severity=severity, automatic=fix, offered=told is not None
+            )
         if settings["nvidia-container-cli.no-cgroups"]:
             yield self._finding("toolkit_no_cgroups", "node", f"no-cgroups = true ({path})")
         if settings["features.allow-cuda-compat-libs-from-container"]:
@@ -275,7 +276,9 @@ class Judge:
         if limit == MAX:
             wanted, own = self._expected.memory_max, owner.is_container and not owner.facts["pod_uid"]
             fix = {"cgroup": owner.facts["cgroup"], "memory_max": wanted} if wanted and own else None
-            yield self._of_owner("memory_unlimited", owner, "memory.max is max, and so above it", severity=severity, automatic=fix)
+            yield self._of_owner(
+                "memory_unlimited", owner, "memory.max is max, and so above it", severity=severity, automatic=fix, offered=own
+            )
         elif limit is None and owner.is_container:
             yield self._of_owner("unread", owner, "its memory limit: the cgroup has none that can be read", severity="low")
 
@@ -286,7 +289,9 @@ class Judge:
         known = {"pod": _plain(owner.subject.split(" ")[0]) if owner.pod else None, "cgroup": facts["cgroup"], "container": facts["id"]}
         return self._finding(rule, owner.subject, evidence, **known, **more)
 
-    def _finding(self, rule: str, subject: str, evidence: str, severity: Optional[str] = None, **more: Any) -> dict[str, Any]:
+    def _finding(
+        self, rule: str, subject: str, evidence: str, severity: Optional[str] = None, offered: bool = False, **more: Any
+    ) -> dict[str, Any]:
         found = {
             "node": self._node,
             "subject": _plain(subject),
@@ -294,7 +299,7 @@ class Judge:
             "severity": severity or RULES[rule].severity,
             "evidence": _plain(evidence),
             "why": RULES[rule].why,
-            "fix": RULES[rule].fix,
+            "fix": RULES[rule].fix + (f"; or --tags fix with {RULES[rule].automatic}" if offered else ""),
             **dict.fromkeys(("pod", "cgroup", "container", "automatic", "detail")),
             **more,
         }

@@ -14,12 +14,12 @@ SEVERITIES = ("low", "medium", "high", "critical")
 
 
 class Rule(NamedTuple):
-    """`severity` where a finding does not say otherwise; `automatic` is whether a fix exists that is safe."""
+    """`severity` where a finding does not say otherwise; `automatic` is the variable that asks for the fix that is safe, where there is one."""
 
     severity: str
     why: str
     fix: str
-    automatic: bool = False
+    automatic: str = ""
 
 
 RULES = {
@@ -67,7 +67,7 @@ RULES = {
         "medium",
         "Without memory.max one container can take the node's memory from all the others",
         "Set a memory limit where it is started: resources.limits.memory in the pod, --memory for docker, MemoryMax= in the unit",
-        automatic=True,
+        automatic="gpuops_audit_memory_max",
     ),
     "compute_mode": Rule(
         "medium",
@@ -99,7 +99,7 @@ RULES = {
         "Any unprivileged container gets the GPUs that its image asks for in NVIDIA_VISIBLE_DEVICES",
         "With the device plugin's strategy volume-mounts or a CDI one, set accept-nvidia-visible-devices-envvar-when-unprivileged = false"
         " and accept-nvidia-visible-devices-as-volume-mounts = true in the toolkit's config.toml",
-        automatic=True,
+        automatic="gpuops_audit_fix_toolkit",
     ),
     "toolkit_no_cgroups": Rule(
         "low",
@@ -117,7 +117,3 @@ RULES = {
         "Run the audit as root, and see why in the evidence",
     ),
 }
-
-
-def at_least(severity: str, least: str) -> bool:
-    return SEVERITIES.index(severity) >= SEVERITIES.index(least)

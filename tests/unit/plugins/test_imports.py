@@ -28,7 +28,9 @@ def loaded_by(module):
     return [name for name in LIBRARIES if name in json.loads(answer.stdout)]
 
 
-@pytest.mark.parametrize("module", ["modules.cgroup_limits", "modules.cgroup_state", "modules.gpu_info", "modules.node_lock"])
+@pytest.mark.parametrize(
+    "module", ["modules.cgroup_limits", "modules.cgroup_state", "modules.gpu_info", "modules.isolation_info", "modules.node_lock"]
+)
 def test_on_a_node(module):
     assert loaded_by(module) == []
 

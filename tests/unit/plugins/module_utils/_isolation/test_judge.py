@@ -139,7 +139,7 @@ def test_a_node_without_containers_is_no_finding():
 def test_each_rule_of_a_container(one, options, rule, evidence):
     [found] = judged(one, **options)
     assert (found["rule"], found["evidence"], found["node"]) == (rule, evidence, "gpu-1")
-    assert found["severity"] in (RULES[rule].severity, "low") and found["fix"] == RULES[rule].fix
+    assert found["severity"] in (RULES[rule].severity, "low") and found["fix"].startswith(RULES[rule].fix)
     assert found["subject"] == ("team-a/train-0 main" if one["pod_uid"] else "docker abababababab")
     assert (found["pod"], found["container"]) == ("team-a/train-0" if one["pod_uid"] else None, ID)
 
@@ -354,6 +354,8 @@ def test_a_memory_limit_is_put_right_by_itself_only_where_no_kubelet_keeps_it_an
         return [found["automatic"] for found in judged(one, **options)]
 
     plain = container(memory_max="max")
+    assert judged(plain)[0]["fix"].endswith("; or --tags fix with gpuops_audit_memory_max")
+    assert "--tags" not in judged(of_pod(memory_max="max"))[0]["fix"]
     assert automatic(plain, memory_max="64G") == [{"cgroup": plain["cgroup"], "memory_max": "64G"}]
     assert automatic(plain) == automatic(of_pod(memory_max="max"), memory_max="64G") == [None]
     assert automatic(unit(memory_max="max", uses=[use()]), memory_max="64G") == [None]
