@@ -35,8 +35,8 @@ def test_drift_and_what_a_pod_may(fleet, tmp_path):
         node.start([free], "more", 1 << 30, cgroup=kubelet.cgroup(strays["metadata"]["uid"], "main"))
         run = fleet.play("audit_isolation", audit_more_system=["kube-system/plugin"])
         told = report(tmp_path)
-        fleet.variables["gpuops_kubelet_dir"] = str(tmp_path / "none")
-        blind = fleet.play("audit_isolation", audit_fail_on="never", kubeconfig=str(tmp_path / "none"))
+        nowhere = str(tmp_path / "none")
+        blind = fleet.play("audit_isolation", audit_fail_on="never", kubeconfig=nowhere, kubelet_dir=nowhere)
 
     assert run.status == 2, run.output
     assert {(one["subject"], one["rule"]) for one in told if one["severity"] == "high"} == {
