@@ -113,7 +113,8 @@ containers:
     - C(devices) are the GPUs and parts of GPUs whose device files it sees, C(open) those that its processes have open, each with C(kind) (V(gpu),
       V(gpu_instance), V(compute_instance), V(mig_config)), the GPU's C(minor), C(gi) and C(ci).
     - C(uses) are those on which it is by NVML, or by the device file where NVML is silent, with C(gpu), C(gi), C(ci), C(type) and C(source).
-    - C(visible_devices) and C(mps_pipes) are the values of the two variables that its processes have, unless C(environment_read) is false.
+    - C(visible_devices) is E(NVIDIA_VISIBLE_DEVICES) of its first process, as it was started; null where it is not set or C(environment_read) is false.
+    - C(mps_pipes) are the values of E(CUDA_MPS_PIPE_DIRECTORY) that its processes have.
     - C(mps_reached) are the pipe directories of daemons outside of it that it can reach.
     - C(host_pid) is whether its pid namespace is the host's; C(capabilities) are those by which one leaves a container, V(all) where it has the host's.
   returned: success

@@ -142,19 +142,21 @@ def _effective(proc: ProcFs, pid: int) -> Optional[int]:
 
 
 def _environment(proc: ProcFs, members: Sequence[ProcessInfo], daemons: Sequence[Mapping[str, Any]], owner: Owner) -> dict[str, Any]:
-    told = [found for found in (variables(proc, one.pid) for one in members[:_MOST_LOOKED_INTO]) if found is not None]
+    first, *others_said = [variables(proc, one.pid) for one in members[:_MOST_LOOKED_INTO]]
+    begun = first or {}  # what image and runtime have set; what somebody sets later gives nobody a GPU
+    named = sorted({one[PIPES] for one in (begun, *filter(None, others_said)) if PIPES in one})
     others = {daemon["control"]: daemon["pipe_directory"] for daemon in daemons if daemon["control"] and daemon["cgroup"] != owner.path}
-    named = _values(told, PIPES)
     reached = {
         pipe
         for pid, root in (_roots(proc, members) if others else ())
         for pipe in inside.pipes_seen(root, named, inside.mount_points(proc, pid), others)
     }
-    return {"environment_read": bool(told), "visible_devices": _values(told, VISIBLE), "mps_pipes": named, "mps_reached": sorted(reached)}
-
-
-def _values(told: Iterable[Mapping[str, str]], name: str) -> list[str]:
-    return sorted({one[name] for one in told if name in one})
+    return {
+        "environment_read": first is not None,
+        "visible_devices": begun.get(VISIBLE),
+        "mps_pipes": named,
+        "mps_reached": sorted(reached),
+    }
 
 
 def variables(proc: ProcFs, pid: int) -> Optional[dict[str, str]]:

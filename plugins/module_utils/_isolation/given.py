@@ -46,10 +46,10 @@ def places(gpus: Iterable[Mapping[str, Any]]) -> dict[str, Place]:
     return found
 
 
-def given_by_start(values: Sequence[str], known: Mapping[str, Place]) -> Given:
+def given_by_start(value: Optional[str], known: Mapping[str, Place]) -> Given:
     """Without a kubelet, NVIDIA_VISIBLE_DEVICES is what whoever started the container has said, unless it is all."""
-    tokens = asked(values)
-    if not values or ALL in tokens or any(value in UNSAID for value in values) or any(token not in known for token in tokens):
+    tokens = asked(value)
+    if value in (None, *UNSAID) or ALL in tokens or any(token not in known for token in tokens):
         return Given(None)
     return Given(frozenset(known[token] for token in tokens))
 

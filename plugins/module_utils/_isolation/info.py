@@ -67,7 +67,7 @@ def join(answer: Answer, gpus: Iterable[Mapping[str, Any]]) -> list[dict[str, An
             have += [device for device in one["devices"] if device not in have]
         if "path" in item:
             environments[item["path"]] = {name: value for name, value in item.items() if name != "path"}
-    unknown = {"environment_read": False, "visible_devices": [], "mps_pipes": [], "mps_reached": []}
+    unknown: dict[str, Any] = {"environment_read": False, "visible_devices": None, "mps_pipes": [], "mps_reached": []}
     found = []
     for item in answer.items:
         if "owner" in item:

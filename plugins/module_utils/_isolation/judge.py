@@ -4,7 +4,7 @@
 
 # Note that this module util is **PRIVATE** to the collection. It can have breaking changes at any time.
 
-"""From what a node told to findings. Nothing is read here, and nothing is believed of a container that it says of itself alone."""
+"""From what a node told to findings. Nothing is read here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._isolation.visi
 from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Pod, gpus_requested, holds_claims
 
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e]")  # what is shown was in part chosen by a container, and never steers a terminal
-_LONGEST = 300
+_LONGEST = 500
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Owner:
         return "{namespace}/{name}".format(**self.pod["metadata"]) if self.pod else ""
 
     def matches(self, patterns: Iterable[str]) -> bool:
-        names = [self._pod_name, f"{self.facts['runtime']}/{self.facts['id']}", self.facts["cgroup"]]
+        names = [self._pod_name, f"{self.facts['runtime'] or 'container'}/{self.facts['id']}", self.facts["cgroup"]]
         return any(name and fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
@@ -170,13 +170,13 @@ class Judge:
         for gpu in self._facts["gpus"]:
             name = str(gpu["uuid"] or gpu["pci_bus_id"] or gpu["device_path"])
             yield from self._of_compute_mode(name, gpu)
-            users: dict[Optional[int], list[tuple[Owner, str]]] = {}
+            users: dict[Optional[int], dict[str, Owner]] = {}
             for owner in self._tenants:
                 for use in owner.facts["uses"]:
                     if use["gpu"] == gpu["uuid"] and gpu["uuid"]:
-                        users.setdefault(use["gi"], []).append((owner, use["type"]))
-            for gi, using in users.items():
-                yield from self._of_users(name, gi, using)
+                        users.setdefault(use["gi"], {})[owner.subject] = owner
+            for gi, owners in users.items():
+                yield from self._of_users(name, gi, owners)
 
     def _of_compute_mode(self, name: str, gpu: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         mode, mig = gpu["compute_mode"], bool((gpu["mig"] or {}).get("current"))
@@ -190,8 +190,7 @@ class Judge:
             told = "default beside an MPS daemon: whoever has the device gets onto the GPU past MPS and its limits; exclusive_process keeps to MPS"
             yield self._finding("compute_mode", name, told, severity="low")
 
-    def _of_users(self, name: str, gi: Optional[int], using: Sequence[tuple[Owner, str]]) -> Iterator[dict[str, Any]]:
-        owners = {owner.subject: owner for owner, _type in using}
+    def _of_users(self, name: str, gi: Optional[int], owners: Mapping[str, Owner]) -> Iterator[dict[str, Any]]:
         if len(owners) < 2 or any(fnmatchcase(name, pattern) for pattern in self._expected.shared_gpus):
             return
         if all(owner.given.shared or owner.matches(self._expected.mps_clients) for owner in owners.values()):
@@ -261,8 +260,8 @@ class Judge:
             yield self._of_owner("allocation_gone", owner, ", ".join(owner.given.gone))
         if owner.given.places is None or not owner.facts["pod_uid"]:
             return
-        minors = {gpu["uuid"]: gpu["minor"] for gpu in self._facts["gpus"]}
-        used = {Place(minors.get(use["gpu"]), use["gi"], use["ci"]) for use in owner.facts["uses"]}
+        minors = {gpu["uuid"]: gpu["minor"] for gpu in self._facts["gpus"] if gpu["uuid"] and gpu["minor"] is not None}
+        used = {Place(minors[use["gpu"]], use["gi"], use["ci"]) for use in owner.facts["uses"] if use["gpu"] in minors}
         strange = sorted((place for place in used if not covers(owner.given.places, place)), key=str)
         if strange:
             told = ", ".join(map(_shown, sorted(owner.given.places, key=str))) or "nothing"

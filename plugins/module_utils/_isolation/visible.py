@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from typing import Optional
 
 ALL = "all"
 NONE = "none"
@@ -17,7 +17,7 @@ UNSAID = ("", "void")  # also what CDI writes, which gives devices by itself
 _CDI = re.compile(r"^(?:runtime\.|management\.)?nvidia\.com/gpu=")
 
 
-def asked(values: Iterable[str]) -> list[str]:
-    """The GPUs that NVIDIA_VISIBLE_DEVICES names."""
-    tokens = (token.strip() for value in values for token in value.split(","))
+def asked(value: Optional[str]) -> list[str]:
+    """The GPUs that NVIDIA_VISIBLE_DEVICES names; none where it is not set."""
+    tokens = (token.strip() for token in (value or "").split(","))
     return [_CDI.sub("", token) for token in tokens if token not in (NONE, *UNSAID)]

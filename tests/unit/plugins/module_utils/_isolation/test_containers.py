@@ -59,7 +59,7 @@ def test_a_container_and_what_it_sees(sim):
         "pod_uid": None,
     }
     assert (kinds(found["devices"]), kinds(found["open"])) == ([("gpu", 0, None, None)], [("gpu", 1, None, None)])
-    assert (found["memory_max"], found["host_pid"], found["capabilities"], found["visible_devices"]) == (1 << 30, False, [], ["0"])
+    assert (found["memory_max"], found["host_pid"], found["capabilities"], found["visible_devices"]) == (1 << 30, False, [], "0")
     assert found["environment_read"] and "hush" not in str(found)
     assert found["processes"] == [{"pid": 4711, "name": "train", "executable": None}]
 
@@ -89,7 +89,7 @@ def test_who_has_nothing_to_do_with_gpus_is_left_out(sim):
 
 def test_an_image_that_asks_for_gpus_is_told_of_though_it_has_none(sim):
     sim.process(4711, DOCKER, environment={"NVIDIA_VISIBLE_DEVICES": "all"})
-    assert [found["visible_devices"] for found in collected(sim)] == [["all"]]
+    assert [found["visible_devices"] for found in collected(sim)] == ["all"]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,12 @@ def test_units_and_others_are_there_once_they_use_a_gpu(sim):
     unit = found["/system.slice/train.service"]
     assert (unit["unit"], unit["id"], unit["memory_max"], unit["devices"]) == ("train.service", None, "max", [])
     assert unit["uses"] == found[None]["uses"] == [{"gpu": "GPU-1", **used}]
+
+
+def test_what_counts_is_what_a_container_was_started_with(sim):
+    sim.process(4711, DOCKER, devices=["nvidia0"], environment={"NVIDIA_VISIBLE_DEVICES": "0"})
+    sim.process(4712, DOCKER, environment={"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_MPS_PIPE_DIRECTORY": "/run/own"})
+    assert [(found["visible_devices"], found["mps_pipes"]) for found in collected(sim)] == [("0", ["/run/own"])]
 
 
 # --- MPS

@@ -39,7 +39,7 @@ def device(minor=0, gi=None, ci=None):
 def container(**more):
     known = {"cgroup": f"/system.slice/docker-{ID}.scope", "unit": f"docker-{ID}.scope", "runtime": "docker", "id": ID, "pod_uid": None}
     facts = {"processes": [], "memory_max": 1 << 30, "devices": [device()], "open": [], "uses": [], "host_pid": False, "capabilities": []}
-    return {**known, **facts, "environment_read": True, "visible_devices": [GPU], "mps_pipes": [], "mps_reached": [], **more}
+    return {**known, **facts, "environment_read": True, "visible_devices": GPU, "mps_pipes": [], "mps_reached": [], **more}
 
 
 def of_pod(**more):
@@ -47,7 +47,7 @@ def of_pod(**more):
 
 
 def unit(name="train.service", **more):
-    return {**container(id=None, runtime=None, unit=name, cgroup=f"/system.slice/{name}", devices=[], visible_devices=[]), **more}
+    return {**container(id=None, runtime=None, unit=name, cgroup=f"/system.slice/{name}", devices=[], visible_devices=None), **more}
 
 
 def use(uuid=GPU, gi=None, ci=None, kind="compute"):
@@ -111,15 +111,15 @@ def test_a_node_without_containers_is_no_finding():
         (container(capabilities=["sys_admin", "bpf"]), {}, "capabilities", "sys_admin, bpf"),
         (container(host_pid=True), {}, "host_pid", "its pid namespace is the host's"),
         (of_pod(), {"pods": [pod(hostPID=True)], "allocations": allocations(GPU)}, "host_pid", "hostPID"),
-        (container(visible_devices=["all"]), {}, "visible_all", "sees nvidia0"),
-        (of_pod(visible_devices=["all"]), {"pods": [pod()], "allocations": allocations(OTHER)}, "visible_all", "sees nvidia0"),
+        (container(visible_devices="all"), {}, "visible_all", "sees nvidia0"),
+        (of_pod(visible_devices="all"), {"pods": [pod()], "allocations": allocations(OTHER)}, "visible_all", "sees nvidia0"),
         (
-            of_pod(visible_devices=[GPU]),
+            of_pod(visible_devices=GPU),
             {"pods": [pod()], "allocations": allocations(OTHER)},
             "visible_behind_plugin",
             f"NVIDIA_VISIBLE_DEVICES={GPU}; sees nvidia0",
         ),
-        (of_pod(visible_devices=["void"]), {"pods": [pod()], "allocations": allocations(OTHER)}, "devices_beyond", "sees nvidia0"),
+        (of_pod(visible_devices="void"), {"pods": [pod()], "allocations": allocations(OTHER)}, "devices_beyond", "sees nvidia0"),
         (container(devices=[device(), device(1)]), {}, "devices_beyond", "sees nvidia1"),
         (container(open=[device(1)]), {}, "devices_beyond", "sees nvidia1"),
         (
@@ -187,12 +187,12 @@ def test_the_toolkit_without_a_file_has_its_default():
 @pytest.mark.parametrize(
     "one",
     [
-        container(visible_devices=["0"]),
-        container(visible_devices=["nvidia.com/gpu=0"]),
-        container(visible_devices=["void"], devices=[device(), device(1)]),  # CDI gives devices by itself
-        container(visible_devices=[], devices=[device(), device(1)]),  # --device
-        container(visible_devices=["all"], devices=[]),  # an image's wish that nobody met
-        container(visible_devices=["GPU-of-another-node"], devices=[device(1)]),
+        container(visible_devices="0"),
+        container(visible_devices="nvidia.com/gpu=0"),
+        container(visible_devices="void", devices=[device(), device(1)]),  # CDI gives devices by itself
+        container(visible_devices=None, devices=[device(), device(1)]),  # --device
+        container(visible_devices="all", devices=[]),  # an image's wish that nobody met
+        container(visible_devices="GPU-of-another-node", devices=[device(1)]),
     ],
 )
 def test_without_a_kubelet_whoever_starts_a_container_says_what_it_gets(one):
@@ -200,15 +200,15 @@ def test_without_a_kubelet_whoever_starts_a_container_says_what_it_gets(one):
 
 
 def test_none_means_none():
-    assert rules(judged(container(visible_devices=["none"]))) == {("devices_beyond", "high")}
+    assert rules(judged(container(visible_devices="none"))) == {("devices_beyond", "high")}
 
 
 @pytest.mark.parametrize("name", [SLICE, "0:0"])
 def test_a_mig_device_is_its_instance_and_the_way_to_it(name):
     own = [device(), device(0, 2), {"kind": "compute_instance", "minor": 0, "gi": 2, "ci": 0}]
     facts = {"gpus": [cut()]}
-    assert judged(container(visible_devices=[name], devices=own), facts=facts) == []
-    [found] = judged(container(visible_devices=[name], devices=[*own, device(0, 3)]), facts=facts)
+    assert judged(container(visible_devices=name, devices=own), facts=facts) == []
+    [found] = judged(container(visible_devices=name, devices=[*own, device(0, 3)]), facts=facts)
     assert (found["rule"], found["evidence"]) == ("devices_beyond", "sees nvidia0 instance 3")
 
 
@@ -261,6 +261,10 @@ def test_a_pod_that_calls_itself_a_static_one_is_not_taken_for_it():
 
 
 def test_those_that_are_to_see_all_gpus_are_not_judged():
+    lost = {"gpus": [gpu(), gpu(1, None)]}
+    assert judged(of_pod(uses=[use(None)]), pods=[pod()], allocations=allocations(GPU), facts=lost) == [], (
+        "where a GPU has no name, nobody can tell"
+    )
     bad = of_pod(capabilities=["all"], host_pid=True, memory_max="max", uses=[use()])
     found = on_kubernetes(bad, pods=[pod(privileged=True)])
     assert {one["rule"] for one in found} == {"privileged", "host_pid", "memory_unlimited", "drift"}
@@ -278,7 +282,7 @@ def test_a_units_name_alone_is_anybodys():
 
 def test_a_privileged_container_that_wants_no_gpu_is_said_softly():
     """As a network plugin is: it sees every device of the node."""
-    plain = of_pod(capabilities=["all"], host_pid=True, memory_max="max", visible_devices=[], mps_reached=["/tmp/nvidia-mps"])
+    plain = of_pod(capabilities=["all"], host_pid=True, memory_max="max", visible_devices=None, mps_reached=["/tmp/nvidia-mps"])
     assert rules(on_kubernetes(plain, pods=[pod(privileged=True, requests=0)])) == {("privileged", "low")}
     assert ("privileged", "high") in rules(on_kubernetes(plain, pods=[pod(privileged=True)]))
 
@@ -302,7 +306,7 @@ def test_several_on_one_gpu():
     assert judged(*both, shared_gpus=["GPU-8a3f*"]) == []
     assert judged(*both, mps_clients=["docker/*"]) == []
     assert judged(*both, system=["docker/cd*"]) == []
-    assert judged(container(uses=[use()]), {**second, "visible_devices": [OTHER], "devices": [device(1)], "uses": [use(OTHER)]}) == []
+    assert judged(container(uses=[use()]), {**second, "visible_devices": OTHER, "devices": [device(1)], "uses": [use(OTHER)]}) == []
     assert rules(judged(unit("a.service", uses=[use()]), unit("b.service", uses=[use()]))) == {("shared_context", "low")}
 
 
@@ -367,8 +371,8 @@ def test_the_toolkit_is_put_right_only_where_somebody_says_so():
 
 
 def test_what_a_container_chose_never_steers_a_terminal():
-    [found] = judged(of_pod(visible_devices=["\x1b[2J" + "x" * 400, GPU]), pods=[pod()], allocations=allocations(OTHER))
-    assert found["evidence"].isprintable() and "?[2J" in found["evidence"] and len(found["evidence"]) == 300
+    [found] = judged(of_pod(visible_devices="\x1b[2J" + "x" * 600 + "," + GPU), pods=[pod()], allocations=allocations(OTHER))
+    assert found["evidence"].isprintable() and "?[2J" in found["evidence"] and len(found["evidence"]) == 500
 
 
 def test_the_worst_comes_first():
