@@ -40,7 +40,11 @@ def read(node: Node, *, toolkit_configs: Sequence[str], engine_dirs: Sequence[st
         "toolkit": partial(_toolkit, toolkit_configs),
     }
     answers, abandoned = Watchdog(node.state, timeout_seconds / 2).collect(sources)
-    missing = told["missing"] + [{"source": name, "why": answer.why} for name, answer in answers.items() if answer.why]
+    missing = told["missing"] + [
+        {"source": name, "why": answer.why}
+        for name, answer in answers.items()
+        if answer.why and answer.why not in {one["why"] for one in told["missing"]}  # one NVML that does not answer is one fault
+    ]
     modes = {item["uuid"]: item["mode"] for item in answers["compute_mode"].items if "mode" in item}
     gpus = [{**gpu, "compute_mode": modes.get(gpu["uuid"])} for gpu in told["gpus"]]
     daemons: list[Any] = next((item["daemons"] for item in answers["containers"].items if "daemons" in item), [])

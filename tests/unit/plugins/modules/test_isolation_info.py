@@ -81,6 +81,15 @@ def test_a_source_that_fails_hides_no_other(node, monkeypatch):
     assert (told["containers"], told["toolkit"], [one["compute_mode"] for one in told["gpus"]]) == ([], None, ["exclusive_process"])
 
 
+def test_nvml_that_does_not_answer_is_missing_once(node, monkeypatch):
+    def fails(*arguments):
+        raise OSError("no driver")
+
+    monkeypatch.setattr(nvml, "collect", fails)
+    monkeypatch.setattr(info, "_compute_modes", fails)
+    assert run_module(isolation_info.main, **node)["missing"] == [{"source": "nvml", "why": "OSError: no driver"}]
+
+
 def test_failures(node, monkeypatch):
     failed = run_module(isolation_info.main, **{**node, "lock_token": 1, "lock_holder": "run-1"})
     assert failed["failed"] and "run-1 lost the node's lock" in failed["msg"]
