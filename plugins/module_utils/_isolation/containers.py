@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.paths import Owner, owner_of, process_path
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof import is_mps
@@ -43,7 +43,8 @@ def collect(proc: ProcFs, dev_root: str, cgroup_root: str, emit: Emit) -> None:
     owners = _owners(proc)
     daemons = _daemons(proc, owners)
     emit({"daemons": [{name: value for name, value in daemon.items() if name != "control"} for daemon in daemons]})
-    host = _namespaces(proc, 1)
+    first, own = _namespaces(proc, 1), _namespaces(proc, "self")
+    host = {kind: first[kind] or own[kind] for kind in first}  # the first process may be closed even to root; we are on the host too
     for owner, members in owners:
         emit({"owner": {**_identity(owner), **_facts(proc, owner, members, host, known, cgroup_root)}})
     for owner, members in owners:
@@ -113,7 +114,7 @@ def _roots(proc: ProcFs, members: Sequence[ProcessInfo]) -> list[tuple[int, str]
     return list(found.values())
 
 
-def _namespaces(proc: ProcFs, pid: int) -> dict[str, Optional[str]]:
+def _namespaces(proc: ProcFs, pid: Union[int, str]) -> dict[str, Optional[str]]:
     found: dict[str, Optional[str]] = {}
     for kind in ("mnt", "pid", "user"):
         try:

@@ -107,6 +107,15 @@ def test_capabilities(sim, mask, user, told):
     assert (found["capabilities"], found["host_pid"]) == (told, True)
 
 
+def test_where_the_first_process_is_closed_the_host_is_where_we_are(sim):
+    first = sim.proc / "1/ns"
+    for name in ("mnt", "pid", "user"):
+        (first / name).unlink()
+    (sim.proc / "self").symlink_to(sim.process(2, "/system.slice/ssh.service", namespaces={"pid": "here"}))
+    sim.process(4711, DOCKER, devices=["nvidia0"], namespaces={"pid": "here"})
+    assert [found["host_pid"] for found in collected(sim)] == [True]
+
+
 def test_what_cannot_be_read_is_null(sim):
     own = sim.process(4711, DOCKER, devices=["nvidia0"])
     for name in ("status", "environ", "mountinfo", "ns/pid"):
