@@ -42,9 +42,7 @@ _value:
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import Pod, finished, has_gpu_of_plugin, uid
-
-STATIC_UID = "kubernetes.io/config.hash"  # of a mirror pod: the UID by which the kubelet knows the static pod
+from ansible_collections.gpuops.remediation.plugins.module_utils._kube.evictions import STATIC_UID, Pod, finished, has_gpu_of_plugin, uid
 
 
 def device_holders(allocations: Sequence[Mapping[str, Any]], pods: Sequence[Pod]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._names import A
 
 Pod = Mapping[str, Any]
 MIRROR = "kubernetes.io/config.mirror"
+STATIC_UID = "kubernetes.io/config.hash"  # of a mirror pod: the UID by which the kubelet knows the static pod
 UNMANAGED = "no controller would make it again"
 NOT_YET = "no successor yet"
 GOING_SECONDS = 5  # from a pod's kill at the end of its grace period until the API server has it no more

@@ -29,7 +29,15 @@ def loaded_by(module):
 
 
 @pytest.mark.parametrize(
-    "module", ["modules.cgroup_devices", "modules.cgroup_limits", "modules.cgroup_state", "modules.gpu_info", "modules.node_lock"]
+    "module",
+    [
+        "modules.cgroup_devices",
+        "modules.cgroup_limits",
+        "modules.cgroup_state",
+        "modules.gpu_info",
+        "modules.isolation_info",
+        "modules.node_lock",
+    ],
 )
 def test_on_a_node(module):
     assert loaded_by(module) == []
