@@ -16,17 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Callable
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import limits, proof
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import around, limits, proof
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limit_files import LimitFiles, controllers_of, device_numbers
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.limits import KEPT, State, Value, Want
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.paths import owner_of, process_path
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof import MemberInfo, Task
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.state import CgroupError, Cgroups, wait
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.systemd import Systemd, Unit, to_properties, unit_name
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Step
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.journal import Journal
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
-from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
 
 _RENEW_SECONDS = 5.0
 _SETTLE_SECONDS = 10.0  # systemd answers first and writes then
@@ -158,12 +156,8 @@ class LimitTask:
         return steps
 
     def _refuse(self, state: State) -> None:
-        proc = ProcFs("/proc")  # the task itself is no process of a simulated node
-        own = proc.process(os.getpid())
-        task = Task(proc.ancestors(os.getpid()), (process_path(own.cgroups) if own else None) or "/")
-        found = [(member, proc.process(member.pid)) for member in Cgroups.at(self._node.cgroup_root).members(state.path)]
-        members = [MemberInfo(member.pid, member.path, (seen.executable or seen.name) if seen else None) for member, seen in found]
-        proof.require_limitable(state.path, members, task, self._params["protect"])
+        members = around.members(Cgroups.at(self._node.cgroup_root), state.path)
+        proof.require_limitable(state.path, members, around.this_task(), self._params["protect"])
         if self._systemd and state.managed_by == "cgroupfs":
             self._refuse_place(self._systemd, state)
         if self.want.state == "absent" and state.exists:
