@@ -26,8 +26,8 @@ from .node import MIB, Node, SimulatorError
 from .state import start_ticks
 
 SERVER_MEMORY = 66 * MIB
-_HEADING = "%-10s%-10s%-15s%-26s%-15s%-15s\n" % ("PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND")
-_ROW = "%-10s%-10s%-15s%-26s%-15s%s\n"
+_ROW = "%-10s%-10s%-15s%-26s%-15s%-15s\n"
+_HEADING = _ROW % ("PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND")
 _ENDED = object()
 
 
