@@ -57,7 +57,7 @@ def bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
     node = Node.from_params(params)
     keep_lock = guard(node, params, check_mode=check_mode)
     found = device.read(node, uuid, _NVML_SECONDS) if present else None
-    settings, tenant = limits.settings_of(params, found.memory_mib if found else None)
+    settings, tenant = limits.settings_of(params, found.memory_mib) if found else ({}, None)
     mode = device.ComputeMode(node, found, _NVML_SECONDS) if found else None
     control = Control(
         find_program(params["mps_control"]),

@@ -34,7 +34,7 @@ class Device:
     uuid: str
     gpu_uuid: str
     in_mig_mode: bool
-    memory_mib: Optional[int]
+    memory_mib: int
     others: Sequence[Mapping[str, Any]] = ()
 
 
@@ -54,8 +54,10 @@ def read(node: Node, uuid: str, timeout_seconds: float) -> Device:
         if gpu["uuid"] == uuid and gpu["mig"]["current"]:
             raise BadValue(f"{uuid} is in MIG mode: each of its MIG devices has a daemon of its own")
         size = (instances[0] if instances else gpu)["memory_total_bytes"]
-        others = [one for one in gpu["processes"] or [] if one["type"] == "compute" and not is_mps(one) and not is_own_reader(one)]
-        return Device(uuid, gpu["uuid"], bool(instances), None if size is None else size // MIB, others)
+        if size is None or gpu["processes_source"] != "nvml":
+            raise MpsError(f"NVML does not say what {uuid} has and who is on it", missing=told["missing"], errors=gpu["errors"])
+        others = [one for one in gpu["processes"] if one["type"] == "compute" and not is_mps(one) and not is_own_reader(one)]
+        return Device(uuid, gpu["uuid"], bool(instances), size // MIB, others)
     raise MpsError(f"there is no {uuid} on this node", missing=told["missing"])
 
 

@@ -54,7 +54,7 @@ def size_mib(name: str, text: str) -> int:
     return int(found.group(1)) * (1024 if found.group(2) == "G" else 1)
 
 
-def memory_limit(text: str, device_mib: Optional[int]) -> Optional[int]:
+def memory_limit(text: str, device_mib: int) -> Optional[int]:
     """None is no limit. One that is not below the device's memory holds nobody back, which is not what a limit is asked for."""
     if text == NO_LIMIT:
         return None
@@ -63,7 +63,7 @@ def memory_limit(text: str, device_mib: Optional[int]) -> Optional[int]:
     return mib
 
 
-def tenant_of(budget: str, clients: int, device_mib: Optional[int]) -> Tenant:
+def tenant_of(budget: str, clients: int, device_mib: int) -> Tenant:
     mib = size_mib("tenant.memory_budget", budget)
     if clients < 1:
         raise BadValue(f"tenant.clients: {clients} processes cannot share a budget")
@@ -74,8 +74,8 @@ def tenant_of(budget: str, clients: int, device_mib: Optional[int]) -> Tenant:
     return tenant
 
 
-def _refuse_useless(name: str, mib: int, device_mib: Optional[int]) -> None:
-    if device_mib is not None and mib > device_mib:
+def _refuse_useless(name: str, mib: int, device_mib: int) -> None:
+    if mib > device_mib:
         raise BadValue(f"{name}: {mib}M is more than the {device_mib}M that the device has")
 
 
@@ -86,7 +86,7 @@ def percentage(value: float) -> float:
     return value
 
 
-def settings_of(params: Mapping[str, Any], device_mib: Optional[int]) -> tuple[dict[str, Value], Optional[Tenant]]:
+def settings_of(params: Mapping[str, Any], device_mib: int) -> tuple[dict[str, Value], Optional[Tenant]]:
     """Only what was asked for; the rest stays as it is."""
     wanted: dict[str, Value] = {}
     tenant = None

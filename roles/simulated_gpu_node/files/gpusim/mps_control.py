@@ -362,11 +362,11 @@ def _converse(connection: socket.socket, answer: Callable[[str], Any]) -> bool:
 
 
 def main() -> int:
-    folder, *words = sys.argv[1:]
+    folder, cache, *words = sys.argv[1:]
     if words != ["-f"]:
         print("usage: nvidia-cuda-mps-control [-f]", file=sys.stderr)
         return 1
-    return serve(Node(Path(folder).parent, Path(folder).name))
+    return serve(Node(Path(folder).parent, Path(folder).name, Path(cache)))
 
 
 if __name__ == "__main__":

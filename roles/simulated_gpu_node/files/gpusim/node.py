@@ -137,7 +137,8 @@ class Node:
     def _install_programs(self) -> None:
         """Those that are Python, with the interpreter and the folder of this node."""
         package = ["env", f"PYTHONPATH={build.HERE.parent}", sys.executable, "-m"]
-        smi, daemon = (shlex.join([*package, f"gpusim.{name}", str(self.path)]) for name in ("nvidia_smi", "mps_control"))
+        smi = shlex.join([*package, "gpusim.nvidia_smi", str(self.path)])
+        daemon = shlex.join([*package, "gpusim.mps_control", str(self.path), str(self.cache)])
         ask = shlex.join([sys.executable, "-I", "-S", str(build.HERE / "mps_ask.py")])
         for program, script in (
             (self.smi, f'exec {smi} "$@"'),
