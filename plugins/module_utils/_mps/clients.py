@@ -38,6 +38,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs im
 TERMINATE, END = "terminate_client", "end"
 _TERMINATE_SECONDS = 15.0
 _KILL_SECONDS = 5.0
+_RENEW_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class ClientTask:
         self._deadline = time.monotonic() + timeout_seconds
         self._terminated = Terminated(node.state, node.proc)
         self._pidfds: dict[tuple[int, int], int] = {}
+        self._renewed = time.monotonic()
 
     @contextlib.contextmanager
     def holding(self) -> Iterator[ClientTask]:
@@ -243,7 +245,7 @@ class ClientTask:
         held = {key: descriptor for key, descriptor in self._pidfds.items() if key[0] in step.before["processes"]}
 
         def gone() -> bool:
-            self._guard()
+            self._renew()
             return not any(self._node.proc.alive(*key) for key in held)
 
         for number, seconds in ((signal.SIGTERM, self._want.grace_seconds), (signal.SIGKILL, _KILL_SECONDS)):
@@ -258,7 +260,14 @@ class ClientTask:
         if not wait(lambda: self._let_go(server, step.before["processes"]), self._deadline):
             raise ServerFault(f"MPS server {server} has not let go of its clients in time", changed=True, clients=step.before["processes"])
 
+    def _renew(self) -> None:
+        """While something is waited for."""
+        if time.monotonic() - self._renewed > _RENEW_SECONDS:
+            self._guard()
+            self._renewed = time.monotonic()
+
     def _let_go(self, server: int, pids: Sequence[int]) -> bool:
+        self._renew()
         try:
             listed = set(self._control.clients(server)) & set(pids)
             return not listed and (not self._want.recovered or self._control.status(server) == grammar.ACTIVE)
