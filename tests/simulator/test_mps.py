@@ -96,12 +96,12 @@ class Replay:
 
     def ask(self, step):
         command = self.real(step["ask"])
-        run = {"input": f"{command}\n", "env": self.daemon.environment, "capture_output": True, "text": True, "check": False}
+        run = {"input": f"{command}\n", "env": self.daemon.environment, "capture_output": True, "text": True}
         if step["answer"] is None:
             with pytest.raises(subprocess.TimeoutExpired):
-                subprocess.run([self.daemon.program], timeout=SILENCE_SECONDS, **run)
+                subprocess.run([self.daemon.program], timeout=SILENCE_SECONDS, check=False, **run)
             return
-        done = subprocess.run([self.daemon.program], timeout=20, **run)
+        done = subprocess.run([self.daemon.program], timeout=20, check=False, **run)
         if step["ask"] == "get_server_list" and done.stdout.strip() and "server" not in self.pids:
             self.pids["server"] = int(done.stdout)
         assert (self.plain(done.stdout), done.returncode, done.stderr) == (step["answer"], step["exit"], step.get("error", "")), step

@@ -157,7 +157,8 @@ class ClientTask:
         gone = [one.pid for one in clients if one.lingers]
         if gone:
             raise ServerFault(
-                f"MPS server {server} stays in FAULT: it has not let go of {', '.join(map(str, gone))}, which have ended. Only another daemon helps",
+                f"MPS server {server} stays in FAULT: it has not let go of {', '.join(map(str, gone))}, which have ended. "
+                "Only another daemon helps: restart its unit",
                 clients=gone,
             )
 

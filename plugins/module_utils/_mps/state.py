@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -78,5 +79,5 @@ def _shown(name: str, value: Value) -> Any:
     if name == PRIORITY:
         return next((word for word, number in PRIORITIES.items() if number == value), value)
     if name == MEMORY and value is not None:
-        return "conflicting" if value != value else int(value) * MIB  # not a number: the device's two names have different limits
+        return "conflicting" if math.isnan(value) else int(value) * MIB  # not a number: the device's two names have different limits
     return value
