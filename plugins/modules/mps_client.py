@@ -15,6 +15,7 @@ description:
   - A fault of one client stops all of its server. The server is in C(FAULT) and takes nobody new until every client has gone. Their work is lost already,
     so O(state=recovered) ends their processes and waits for C(ACTIVE).
   - In C(FAULT) no client is ever terminated through the server. It would not answer again, and would stay in C(FAULT) after all have gone.
+  - A client that is frozen or stopped is not terminated either. Its server would wait for it, and the work of its neighbours too.
   - A client that was terminated is listed by MPS as before until its process ends, and terminating it again stops the control daemon until then. The
     module remembers whom it has told.
 version_added: "0.1.0"
@@ -154,7 +155,8 @@ after:
   type: dict
 error_kind:
   description: >-
-    Why nothing was done, or what did not end; among others V(not_proven), V(server_fault), V(control_hangs), V(no_daemon), V(still_held), V(lock_lost).
+    Why nothing was done, or what did not end; among others V(not_proven), V(server_fault), V(client_stopped), V(control_hangs),
+    V(no_daemon), V(still_held), V(lock_lost).
   returned: failure
   type: str
 suspects:

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -116,11 +117,18 @@ class Client:
         if self.leaf:
             (self.leaf / "cgroup.procs").write_text(str(os.getpid()))
 
-    def __call__(self, order: str) -> dict[str, Any]:
-        try:
+    def __call__(self, order: str, seconds: float = 30) -> dict[str, Any]:
+        with contextlib.suppress(BrokenPipeError):
             print(order, file=self.process.stdin, flush=True)
+        return self.answer(seconds)
+
+    def answer(self, seconds: float) -> dict[str, Any]:
+        """What it says next; it says a line at a time and is never ahead of what was read."""
+        if not select.select([self.process.stdout], [], [], seconds)[0]:
+            return {"answer": f"nothing within {seconds:g} s"}
+        try:
             answer: dict[str, Any] = json.loads(self.process.stdout.readline())  # type: ignore[union-attr]
-        except (BrokenPipeError, ValueError):
+        except ValueError:
             return {"answer": f"ended with {self.process.wait(10)}"}
         return answer
 
@@ -130,6 +138,16 @@ class Client:
     def end(self, number: int = signal.SIGKILL) -> None:
         self.process.send_signal(number)
         self.process.wait(10)
+
+    def freeze(self, frozen: bool) -> None:
+        """And waits until the kernel says so."""
+        if not self.leaf:
+            raise ValueError("it has no cgroup of its own")
+        (self.leaf / "cgroup.freeze").write_text(str(int(frozen)))
+        for _attempt in range(100):
+            if f"frozen {int(frozen)}" in (self.leaf / "cgroup.events").read_text():
+                return
+            time.sleep(0.01)
 
     @property
     def ended(self) -> int | None:
@@ -320,6 +338,41 @@ def fault(bench: Bench) -> None:
     bench.end_clients()
 
 
+def frozen(bench: Bench) -> None:
+    """Whether a client that its cgroup's freezer holds, holds its neighbours or the server."""
+    from ansible_collections.gpuops.remediation.plugins.module_utils._mps.control import Control, find_program
+    from ansible_collections.gpuops.remediation.plugins.module_utils._mps.errors import ControlHangs
+
+    held, neighbour = bench.client("mps-held"), bench.client("mps-beside")
+    for what, order in (("idle", None), ("with a kernel of 4 s in flight", "launch spin 4000")):
+        if order:
+            held(order)
+        held.freeze(True)
+        began = time.monotonic()
+        bench.row(f"a client frozen {what}: its neighbour's next kernel, seconds, the server",
+                  neighbour.says("work"), f"{time.monotonic() - began:.2f}", bench.status())  # fmt: skip
+        held.freeze(False)
+        bench.row("thawed: its own next kernel", held.says("work"))
+    held.freeze(True)
+    done, seconds = bench.on_clients("terminated", pids=[held.named])
+    bench.row("terminate it while it is frozen: module, seconds", briefly(done), f"{seconds:.3f}")
+    control = Control(find_program("nvidia-cuda-mps-control"), str(bench.pipes), 2)
+    [server] = control.servers()
+    try:
+        control.terminate_client(server, held.process.pid, 2)
+        told = "answered"
+    except ControlHangs:
+        told = "not answered within 2 s"
+    bench.row("for comparison, the daemon told so past the module: its answer, the neighbour's next kernel",
+              told, neighbour("work", 3)["answer"])  # fmt: skip
+    held.freeze(False)
+    bench.row("thawed: the neighbour's kernel, its own next kernel", neighbour.answer(5)["answer"], held("work", 5)["answer"])
+    bench.row("the server, the neighbour's next kernel", bench.status(), neighbour("work", 3)["answer"])
+    held.end()
+    bench.row("its process ended: the server, the neighbour's next kernel", bench.status(), neighbour("work", 3)["answer"])
+    bench.end_clients()
+
+
 def end(bench: Bench, process: subprocess.Popen[bytes]) -> None:
     from ansible_collections.gpuops.remediation.plugins.module_utils._mps.control import Control, find_program
 
@@ -342,7 +395,7 @@ def main() -> None:
         make_importable(folder)
         bench = Bench(folder)
         bench.row("GPU, driver, compute mode, kernel", bench.smi("name", "driver_version", "compute_mode"), os.uname().release)
-        parts: list[Callable[[Bench], None]] = [values, limits, termination, fault]
+        parts: list[Callable[[Bench], None]] = [values, limits, termination, fault, frozen]
         with bench.running(4096) as process:
             for part in parts:
                 try:

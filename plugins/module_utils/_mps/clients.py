@@ -6,8 +6,9 @@
 
 """The clients of MPS servers: their GPU work ended by their server, their processes by a signal, and a server in FAULT brought back.
 
-Two orders of the control daemon are harmful and never given. terminate_client for a server in FAULT blocks the daemon until that client has gone,
-and leaves the server in FAULT for good. terminate_client for a client that was terminated already blocks it until that client has gone.
+Three orders to the control daemon are harmful and never given. terminate_client for a server in FAULT blocks the daemon until that client has gone,
+and leaves the server in FAULT for good. terminate_client for a client that was terminated already blocks it until that client has gone. And for one
+that is frozen it blocks the daemon and the neighbours' work.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from typing import Any, Callable, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import around, proof
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.act import StillHeld
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.paths import owner_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.paths import owner_of, process_path
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof import Target
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.state import Cgroups, wait
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Step
 from ansible_collections.gpuops.remediation.plugins.module_utils._mps import grammar
 from ansible_collections.gpuops.remediation.plugins.module_utils._mps.control import Control
-from ansible_collections.gpuops.remediation.plugins.module_utils._mps.errors import NoServer, ServerFault
+from ansible_collections.gpuops.remediation.plugins.module_utils._mps.errors import ClientStopped, NoServer, ServerFault
 from ansible_collections.gpuops.remediation.plugins.module_utils._mps.terminated import Terminated
 from ansible_collections.gpuops.remediation.plugins.module_utils._node import pidfd
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.journal import Journal
@@ -173,6 +174,7 @@ class ClientTask:
                         clients=[other.pid for other in have.clients if other.server == one.server],
                     )
                 self._hold(one)
+                self._refuse_stopped(one.pid)
                 steps.append(Step(TERMINATE, f"client {one.pid} of server {one.server}", {"terminated": False}, {"terminated": True}))
         if self._want.end_process and chosen:
             self._prove(chosen)
@@ -188,6 +190,15 @@ class ClientTask:
             told = ", ".join(str(one["pid"]) for one in strays)
             raise proof.NotProven(f"pid {told} is no client of this MPS daemon", suspects=proof.suspects(strays, "is no client"))
         return [clients[key] for key in alive]
+
+    def _refuse_stopped(self, pid: int) -> None:
+        """It has to take part in its termination."""
+        found = self._node.proc.process(pid)
+        path = process_path(found.cgroups) if found else None
+        if found and (found.state in "Tt" or (path and Cgroups.at(self._node.cgroup_root).frozen(path))):
+            raise ClientStopped(
+                f"client {pid} is frozen or stopped: its server would wait for it, and its neighbours too. Thaw it first", client=pid
+            )
 
     def _hold(self, client: Client) -> Optional[float]:
         """Its start, once a descriptor holds it and /proc still tells the same."""
@@ -238,6 +249,7 @@ class ClientTask:
         ticks = next(ticks for held, ticks in self._pidfds if held == pid)
         if not self._node.proc.alive(pid, ticks):
             return
+        self._refuse_stopped(pid)
         self._terminated.add(pid, ticks)
         self._control.terminate_client(server, pid, max(1.0, min(_TERMINATE_SECONDS, self._deadline - time.monotonic())))
 

@@ -49,6 +49,10 @@ class ServerFault(MpsError):
     kind = "server_fault"
 
 
+class ClientStopped(MpsError):
+    kind = "client_stopped"
+
+
 class HasClients(MpsError):
     kind = "has_clients"
 

@@ -218,6 +218,19 @@ def test_who_is_no_client_is_not_touched_nor_anybody_with_him(mps):
     assert not mps.client("terminated", pids=[old])["changed"], "that process has gone, and the pid is another's"
 
 
+def test_a_frozen_client_is_not_terminated(mps):
+    """The real server waits for it, and its neighbours' kernels wait too."""
+    pid = mps.daemon.connect("held")
+    freezer = mps.node.sim.cgroups / "system.slice/held.service/cgroup.freeze"
+    freezer.write_text("1")
+    wait_until(lambda: "frozen 1" in (freezer.parent / "cgroup.events").read_text(), "the freezer", 20)
+    for check_mode in (True, False):
+        assert mps.client("terminated", pids=[named(pid)], check_mode=check_mode)["error_kind"] == "client_stopped"
+    assert not mps.info()["servers"][0]["clients"][0]["terminated"]
+    freezer.write_text("0")
+    assert mps.client("terminated", pids=[named(pid)])["changed"]
+
+
 def test_a_process_in_nobodys_cgroup_is_not_ended(mps):
     pid = mps.daemon.connect(cgroup="somewhere")
     refused = mps.client("terminated", pids=[named(pid)], end_process=True)

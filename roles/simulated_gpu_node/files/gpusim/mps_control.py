@@ -23,6 +23,7 @@ from typing import Any, Callable, Optional
 
 from . import mps_ask
 from .node import MIB, Node, SimulatorError
+from .process import cgroup_root
 from .state import start_ticks
 
 SERVER_MEMORY = 66 * MIB
@@ -39,6 +40,13 @@ class Client:
     @property
     def lives(self) -> bool:
         return self.ticks is not None and start_ticks(self.pid) == self.ticks
+
+    @property
+    def frozen(self) -> bool:
+        with contextlib.suppress(OSError):
+            path = next(line[4:] for line in Path(f"/proc/{self.pid}/cgroup").read_text().splitlines() if line.startswith("0::/"))
+            return "frozen 1" in (cgroup_root() / path / "cgroup.events").read_text()
+        return False
 
 
 class Server:
@@ -178,6 +186,7 @@ class Daemon:
         if found.terminated:
             self._until(lambda: not found.lives)
             return "1\n"
+        self._until(lambda: not found.frozen)
         found.terminated = True
         return "0\n"
 

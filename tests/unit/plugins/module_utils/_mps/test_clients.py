@@ -14,7 +14,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import 
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.act import StillHeld
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import converge
 from ansible_collections.gpuops.remediation.plugins.module_utils._mps import clients, info
-from ansible_collections.gpuops.remediation.plugins.module_utils._mps.errors import ControlHangs, ServerFault
+from ansible_collections.gpuops.remediation.plugins.module_utils._mps.errors import ClientStopped, ControlHangs, ServerFault
 from ansible_collections.gpuops.remediation.plugins.module_utils._mps.terminated import Terminated
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.journal import Journal
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
@@ -161,6 +161,17 @@ def test_in_fault_nobody_is_terminated_through_the_server(node, start, check_mod
     mps = Listed({SERVER: ("FAULT", [one])})
     with pytest.raises(ServerFault):
         run(mps, node, clients.Want("terminated", [named(one, node)]), check_mode=check_mode)
+    assert not [ask for ask in mps.asked if "terminate" in ask]
+
+
+def test_a_stopped_client_is_not_terminated(node, start):
+    one = start()
+    one.send_signal(signal.SIGSTOP)
+    os.waitpid(one.pid, os.WUNTRACED)
+    mps = Listed({SERVER: ("ACTIVE", [one])})
+    with pytest.raises(ClientStopped):
+        run(mps, node, clients.Want("terminated", [named(one, node)]))
+    one.send_signal(signal.SIGCONT)
     assert not [ask for ask in mps.asked if "terminate" in ask]
 
 
