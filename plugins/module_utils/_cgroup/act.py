@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import proof
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.paths import owner_of, process_path
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof import MemberInfo, Target, Task
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import around, proof
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.paths import owner_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof import Target
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.state import CgroupError, Cgroups, wait
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Step
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
@@ -194,11 +194,7 @@ class CgroupTask:
     def _target(self, path: str, holders: Sequence[Mapping[str, Any]]) -> Target:
         if owner_of(path) is None:  # refused whoever is in it, so that the whole tree need not be walked
             return Target(path, holders, [])
-        members = []
-        for member in self._cgroups.members(path):
-            found = ProcFs("/proc").process(member.pid)
-            members.append(MemberInfo(member.pid, member.path, (found.executable or found.name) if found else None))
-        return Target(path, holders, members, self._cgroups.frozen(path))
+        return Target(path, holders, around.members(self._cgroups, path), self._cgroups.frozen(path))
 
     # --- plan ---
 
@@ -252,10 +248,7 @@ class CgroupTask:
         if strays or any(not target.holders for target in todo):
             where = f"no process of {self._want.cgroup}" if not strays else "pid " + ", ".join(str(one["pid"]) for one in strays)
             raise proof.NotProven(f"{where} is on GPU {self._want.gpu}", suspects=proof.suspects(strays, "is not on that GPU"))
-        proc = ProcFs("/proc")  # the task itself is no process of a simulated node
-        own = proc.process(os.getpid())
-        task = Task(proc.ancestors(os.getpid()), (process_path(own.cgroups) if own else None) or "/")
-        proof.require(todo, task, self._want.rules, state.start_of)
+        proof.require(todo, around.this_task(), self._want.rules, state.start_of)
 
     def _left(self, target: Target) -> dict[str, Any]:
         proc = ProcFs("/proc")

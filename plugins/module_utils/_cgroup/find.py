@@ -14,9 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import proof
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import around, proof
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.paths import owner_of, process_path
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof import MemberInfo, Task
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.state import CgroupError, Cgroups
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.systemd import Systemd, Unit, unit_name
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
@@ -50,12 +49,7 @@ class Finder:
         return path, self._unit_at(path)
 
     def require_touchable(self, path: str, protect: list[str]) -> None:
-        proc = ProcFs("/proc")  # the task itself is no process of a simulated node
-        own = proc.process(os.getpid())
-        task = Task(proc.ancestors(os.getpid()), (process_path(own.cgroups) if own else None) or "/")
-        found = [(member, proc.process(member.pid)) for member in Cgroups.at(self._root).members(path)]
-        members = [MemberInfo(member.pid, member.path, (seen.executable or seen.name) if seen else None) for member, seen in found]
-        proof.require_touchable(path, members, task, protect)
+        proof.require_touchable(path, around.members(Cgroups.at(self._root), path), around.this_task(), protect)
 
     def _path(self, params: Mapping[str, Any]) -> str:
         if params["cgroup"] is not None:

@@ -7,7 +7,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.modules import cgroup_state, gpu_info, mig_instance, mig_layout, node_lock
+from ansible_collections.gpuops.remediation.plugins.modules import (
+    cgroup_state,
+    gpu_info,
+    mig_instance,
+    mig_layout,
+    mps_client,
+    mps_daemon,
+    mps_info,
+    node_lock,
+)
 from gpusim.node import Node
 from own_cgroup import cgroup_v1, cgroup_v2, own_cgroup
 from run_module import run_module
@@ -19,6 +28,9 @@ MODULES = {
     "gpu_info": gpu_info.main,
     "mig_instance": mig_instance.main,
     "mig_layout": mig_layout.main,
+    "mps_client": mps_client.main,
+    "mps_daemon": mps_daemon.main,
+    "mps_info": mps_info.main,
     "node_lock": node_lock.main,
 }
 
@@ -34,10 +46,12 @@ class SimulatedNode:
 
     def arguments(self, module, **params):
         names = ["state_dir", "proc_root"]
-        if module != "node_lock":
+        if module not in ("mps_info", "node_lock"):
             names += ["dev_root", "kmsg_path", "cgroup_root", "nvml_library"]
         if module in ("mig_layout", "mig_instance"):
             names += ["nvidia_smi", "nvidia_modprobe"]
+        if module.startswith("mps_"):
+            names.append("mps_control")
         return {**{name: self.options[name] for name in names}, **params}
 
     def run(self, module, **params):

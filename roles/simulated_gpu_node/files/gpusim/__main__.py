@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import build, instances, kmsg
+from . import build, instances, kmsg, mps_ask
 from .errors import CODES
 from .node import MIB, MODEL_NAMES, POD_RESOURCES, Node, SimulatorError, nodes
 
@@ -54,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     _inject_parser(command("inject", "put a fault in"))
     _process_parser(command("process", "processes that hold GPUs"))
     _mig_parser(command("mig", "MIG mode, GPU instances and compute instances"))
+    _mps_parser(
+        command("mps", "what CUDA programs do as clients of an MPS daemon, which NODE/sbin/nvidia-cuda-mps-control -f is", node=None)
+    )
     clear = command("clear", "take injected faults back")
     clear.add_argument("--gpu", type=int, help="of this GPU only (default: all, and the node's own)")
     reset = command("reset", "reset a GPU, recorded in the state and the kernel log; refused while a process holds it")
@@ -146,6 +149,30 @@ def _mig_parser(mig: argparse.ArgumentParser) -> None:
     destroy.add_argument("ci", type=int, nargs="?")
 
 
+def _mps_parser(mps: argparse.ArgumentParser) -> None:
+    mps.add_argument("--pipe-directory", required=True, metavar="DIR", help="the daemon's")
+    verbs = mps.add_subparsers(dest="verb", required=True, metavar="VERB")
+    connect = verbs.add_parser("connect", help="start a process that is a client; prints its pid and its limits")
+    connect.add_argument("--name", default="train", help="its name and executable (default: %(default)s)")
+    connect.add_argument("--memory-mib", type=int, default=1024, help="what it takes (default: %(default)s)")
+    connect.add_argument("--cgroup", help="below the node's own (default: system.slice/NAME.service)")
+    connect.add_argument("--ends", default="normal", help="on SIGTERM: normal | late:SECONDS | never")
+    work = verbs.add_parser("work", help="it has work on the GPU from now on, so that its end is a fault unless it was terminated")
+    crash = verbs.add_parser("crash", help="it causes a fault, which all clients of its server have")
+    for added in (work, crash):
+        added.add_argument("pid", type=int)
+
+
+def _mps(args: argparse.Namespace) -> None:
+    order: dict[str, Any] = {"pid": args.pid} if args.verb != "connect" else {
+        "name": args.name, "memory_bytes": args.memory_mib * MIB, "cgroup": args.cgroup, "ends": args.ends,
+    }  # fmt: skip
+    answer = mps_ask.play(args.pipe_directory, args.verb, **order)
+    if "error" in answer:
+        raise SimulatorError(answer["error"])
+    print(json.dumps(answer))
+
+
 def _mig(node: Node, args: argparse.Namespace) -> None:
     if args.verb == "show":
         chosen = range(len(node.state()["gpus"])) if args.gpu is None else [args.gpu]
@@ -219,6 +246,9 @@ def run(args: argparse.Namespace) -> None:
         from .kubelet import serve  # needs the kubernetes client, which nothing else here does
 
         serve(args.root, args.cache, args.kubeconfig, args.context, args.dra)
+        return
+    if args.command == "mps":
+        _mps(args)
         return
     if args.command == "export":
         from . import exporter  # needs prometheus_client, which nothing else here does

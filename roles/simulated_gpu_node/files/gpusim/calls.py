@@ -130,6 +130,14 @@ def nvmlDeviceGetName(handle: Any, buffer: Any, length: int) -> None:
     fill_string(buffer, "%s %s" % (name, mig_device(handle)[1]["name"]) if serial_of(handle) else name, length)
 
 
+def nvmlDeviceSetComputeMode(handle: Any, mode: int) -> None:
+    """Exclusive to a thread (1) is no longer a mode."""
+    if mode not in (0, 2, 3):
+        raise NvmlError("INVALID_ARGUMENT")
+    with STATE.update() as state:
+        gpu_of(handle, state)["answers"]["nvmlDeviceGetComputeMode"] = mode
+
+
 def nvmlDeviceGetUtilizationRates(handle: Any, rates: Any) -> None:
     if gpu_of(handle)["mig"]["current"]:
         raise NvmlError("NOT_SUPPORTED")

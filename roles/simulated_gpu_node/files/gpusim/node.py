@@ -62,6 +62,7 @@ class Node:
         self.kmsg = self.path / "dev" / "kmsg"
         self.nvml_library = self.path / "lib" / build.SONAME
         self.modprobe, self.smi = self.path / "sbin" / "nvidia-modprobe", self.path / "sbin" / "nvidia-smi"
+        self.mps_control = self.path / "sbin" / "nvidia-cuda-mps-control"
         mark = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
         self.cgroups = process.cgroup_root() / f"gpusim-{mark}" / name
 
@@ -106,7 +107,7 @@ class Node:
             (self.path / folder).mkdir(parents=True)
         build.copy(built, self.nvml_library)
         build.copy(build.HERE / "nvidia-modprobe", self.modprobe)
-        self._install_smi()
+        self._install_programs()
         (self.path / "model.json").write_text(json.dumps(model, indent=1), encoding="utf-8")
         state: dict[str, Any] = {
             "version": 1, "node": self.name, "model": model_name, "driver_version": model["answers"]["nvmlSystemGetDriverVersion"],
@@ -133,10 +134,18 @@ class Node:
         self._boot(state)
         self.file.write(state)
 
-    def _install_smi(self) -> None:
-        command = ["env", f"PYTHONPATH={build.HERE.parent}", sys.executable, "-m", "gpusim.nvidia_smi", str(self.path)]
-        self.smi.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
-        self.smi.chmod(0o755)
+    def _install_programs(self) -> None:
+        """Those that are Python, with the interpreter and the folder of this node."""
+        package = ["env", f"PYTHONPATH={build.HERE.parent}", sys.executable, "-m"]
+        smi = shlex.join([*package, "gpusim.nvidia_smi", str(self.path)])
+        daemon = shlex.join([*package, "gpusim.mps_control", str(self.path), str(self.cache)])
+        ask = shlex.join([sys.executable, "-I", "-S", str(build.HERE / "mps_ask.py")])
+        for program, script in (
+            (self.smi, f'exec {smi} "$@"'),
+            (self.mps_control, f'[ $# != 0 ] || exec {ask}\nexec {daemon} "$@"'),
+        ):
+            program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+            program.chmod(0o755)
 
     def _gpu(self, model: dict[str, Any], index: int) -> dict[str, Any]:
         identity = uuid.uuid5(NAMESPACE, f"{self.name}/{index}")
@@ -183,6 +192,7 @@ class Node:
                 if self.model["mig"]["resetless"]:  # then the mode is the driver's, not the board's
                     gpu["mig"]["pending"] = 0
                 self._power_up(gpu)
+                gpu["answers"].pop("nvmlDeviceGetComputeMode", None)  # the mode is the driver's
                 gpu["introduced"] = False
             for device in (self.path / "dev/nvidia-caps").iterdir():
                 if device.name not in ("nvidia-cap1", "nvidia-cap2"):
@@ -438,6 +448,7 @@ class Node:
             "ansible_connection": "local", "ansible_python_interpreter": "{{ ansible_playbook_python }}",
             "gpuops_node_name": self.name, "gpuops_sim_state": self.file.path,
             "gpuops_nvml_library": str(self.nvml_library), "gpuops_nvidia_modprobe": str(self.modprobe), "gpuops_nvidia_smi": str(self.smi),
+            "gpuops_mps_control": str(self.mps_control),
             "gpuops_kmsg_path": str(self.kmsg), "gpuops_dev_root": str(self.path / "dev"), "gpuops_proc_root": str(self.path / "proc"),
             "gpuops_state_dir": str(self.path / "var/lib/gpuops"), "gpuops_kubelet_dir": str(self.path / "var/lib/kubelet"),
             "gpuops_cgroup_root": str(process.cgroup_root()),

@@ -13,7 +13,7 @@ import signal
 from types import SimpleNamespace
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import act
+from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import act, around
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.act import CgroupTask, State, StillHeld, UnknownGpu, Want
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.proof import NotProven
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.state import CgroupError, Member
@@ -110,7 +110,8 @@ def world(monkeypatch):
     cgroups = SimpleNamespace(members=own.members, frozen=own.is_frozen, set_frozen=own.set_frozen, kill=own.kill)
     monkeypatch.setattr(act.Cgroups, "at", lambda root: cgroups)
     monkeypatch.setattr(act.info, "read", own.read)
-    monkeypatch.setattr(act, "ProcFs", lambda root: own)
+    for module in (act, around):
+        monkeypatch.setattr(module, "ProcFs", lambda root: own)
     monkeypatch.setattr(act.pidfd, "open_pid", own.open_pid)
     monkeypatch.setattr(act.pidfd, "send", own.send)
     monkeypatch.setattr(act, "_KILL_SECONDS", 0.0)
