@@ -13,6 +13,7 @@ description:
   - The programs and their maps are pinned in a bpf filesystem. They count from then on with no process of their own, also while no exporter runs.
   - V(cuda_mem) counts the memory that processes hold, at the interface of the driver's libcuda, by process and by cgroup.
   - V(gpu_xid) counts the driver's errors, from the kernel log and from the driver's tracepoint where it has one.
+  - V(gpu_irq) counts the interrupts of the driver's devices, and how long its handlers kept a CPU. It runs at every interrupt of the node.
   - Every copy of libcuda on the node gets its probes, the host's and those in containers. A copy that comes later is found when the module runs again.
   - An upgrade of the programs attaches the new ones before it removes the old ones, over the same maps. Nothing is missed and nothing is counted twice.
   - Nothing survives a reboot. Overwriting a library in place under a probe crashes whoever uses it, so stop what runs this module by a timer, and

@@ -100,6 +100,30 @@ gpu_xid:
       returned: when RV(gpu_xid.attached=true)
       type: list
       elements: dict
+gpu_irq:
+  description: The probes on the interrupts of the driver's devices.
+  returned: when asked for
+  type: dict
+  contains:
+    attached:
+      description: Whether any of their links is there.
+      type: bool
+    links:
+      description: As in RV(cuda_mem.links).
+      type: list
+      elements: dict
+    counters:
+      description: What could not be counted, by name.
+      returned: when RV(gpu_irq.attached=true)
+      type: dict
+    irqs:
+      description:
+        - By C(irq) and C(handler), how many interrupts there were (C(count)), how long their handlers took (C(total_ns), and C(histogram) with the
+          C(count) of those from C(from_ns) to the double of it), how many were C(unhandled), and how many have C(woken) the handler's thread.
+        - C(pci_bus_id) is of the device that has the line now, as an Xid names it, or null.
+      returned: when RV(gpu_irq.attached=true)
+      type: list
+      elements: dict
 error_kind:
   description: Why nothing could be read, V(not_permitted) or V(probe_error).
   returned: failure
@@ -108,6 +132,7 @@ error_kind:
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.argspec import EBPF_OPTIONS
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.info import describe
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec import STATE_DIR_OPTIONS
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
@@ -122,7 +147,7 @@ SPEC = {
 
 def run(params, check_mode):
     proc = ProcFs(params["proc_root"])
-    return {"changed": False, **{name: describe(params["bpffs_dir"], name, proc) for name in params["probes"]}}
+    return {"changed": False, **{name: describe(params["bpffs_dir"], name, proc) for name in params["probes"] or PROBES}}
 
 
 def main() -> None:

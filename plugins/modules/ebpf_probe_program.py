@@ -88,6 +88,7 @@ import sys
 from ansible_collections.gpuops.remediation.plugins.module_utils import _program
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import program
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.argspec import ATTACH_OPTIONS, EBPF_OPTIONS
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import named
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec import STATE_DIR_OPTIONS
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.boot_files import BootFiles, document, show
@@ -107,7 +108,7 @@ SPEC = {
 def run(params, check_mode):
     wanted = {params["program"]: None, params["config"]: None}
     if params["state"] != "absent":
-        probes = {**{name: params[name] for name in PROBE_OPTIONS}, "probes": sorted(params["probes"])}
+        probes = {**{name: params[name] for name in PROBE_OPTIONS}, "probes": sorted(named(params["probes"], "present"))}
         wanted[params["program"]] = _program.build(program.__name__, "%s -I" % sys.executable)
         wanted[params["config"]] = document({"ebpf_probe": probes, "held": params["state"] == "held", "result": params["result"]})
     return BootFiles({params["program"]: 0o755, params["config"]: 0o644}).bring(wanted, check_mode=check_mode).result(show)

@@ -18,6 +18,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import han
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.finder import find, named
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Found
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import DRIVER_TRACEPOINT, PROBES, Link, Probe, wanted
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import named as named_probes
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.sweep import sweep
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.task import ProbeTask, State
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Outcome, converge
@@ -33,7 +34,7 @@ def bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
 
 
 def _bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
-    probes = [PROBES[name] for name in params["probes"]]
+    probes = [PROBES[name] for name in named_probes(params["probes"], params["state"])]
     found, multi, driver = Found(), False, False
     if params["state"] != "absent":
         kernel.require(params["bpffs_dir"])

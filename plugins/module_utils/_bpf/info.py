@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel, memory, xids
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import irqs, kernel, memory, xids
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import NotPermitted, ProbeError
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import KINDS, Account, Usage
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import info
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs, isoformat
 
+_PCI = Path("/sys/bus/pci/devices")
 _RUN_TIME_AT = 192  # in struct bpf_prog_info: run_time_ns, run_cnt, recursion_misses
 
 
@@ -121,6 +122,24 @@ def _xids(maps: Path, proc: ProcFs) -> dict[str, Any]:
     }
 
 
+def _irqs(maps: Path, proc: ProcFs) -> dict[str, Any]:
+    devices = irqs.devices(_PCI)
+    return {
+        "counters": irqs.counters(maps),
+        "irqs": [
+            {
+                "irq": line.irq,
+                "handler": line.handler,
+                "pci_bus_id": devices.get(line.irq),
+                "unhandled": line.unhandled,
+                "woken": line.woken,
+                **line.durations.show(),
+            }
+            for line in irqs.lines(maps)
+        ],
+    }
+
+
 def _process(pid: int, start_boottime_ns: int, accounts: list[Account], proc: ProcFs) -> dict[str, Any]:
     return {
         "pid": pid,
@@ -133,4 +152,4 @@ def _process(pid: int, start_boottime_ns: int, accounts: list[Account], proc: Pr
     }
 
 
-_READERS = {"cuda_mem": _memory, "gpu_xid": _xids}
+_READERS = {"cuda_mem": _memory, "gpu_irq": _irqs, "gpu_xid": _xids}

@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import COOKIES
@@ -53,8 +53,18 @@ PROBES = {
         {"on_exit": "sched_process_exit", "on_exec": "sched_process_exec"},
         COOKIES,
     ),
+    "gpu_irq": Probe("gpu_irq", ("irq_counters", "irq_running", "irqs"), {"on_entry": "irq_handler_entry", "on_exit": "irq_handler_exit"}),
     "gpu_xid": Probe("gpu_xid", ("events", "xid_counters", "xids"), {"on_console": "console", "on_xid": DRIVER_TRACEPOINT}),
 }
+
+
+# Whoever asks for none by name has these; the others cost more than most nodes want to pay.
+BY_DEFAULT = ("cuda_mem", "gpu_irq", "gpu_xid")
+
+
+def named(probes: Sequence[str] | None, state: str) -> list[str]:
+    """What goes is all of it, whoever wanted it once."""
+    return list(PROBES if state == "absent" else BY_DEFAULT) if probes is None else list(probes)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import json
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import program
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import Unsupported
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES
 
 ATTACHED = {
     "actions": [{"action": "attach", "target": "0a_kernel_on_exit", "before": None, "after": "tracepoint sched_process_exit"}],
@@ -21,9 +22,9 @@ ATTACHED = {
 @pytest.mark.parametrize(
     "probes, held, asked",
     [
-        (["cuda_mem", "gpu_xid"], False, [("present", ["cuda_mem", "gpu_xid"])]),
-        (["gpu_xid"], False, [("absent", ["cuda_mem"]), ("present", ["gpu_xid"])]),
-        (["gpu_xid"], True, [("absent", ["cuda_mem", "gpu_xid"])]),
+        (list(PROBES), False, [("present", list(PROBES))]),
+        (["gpu_xid"], False, [("absent", [name for name in PROBES if name != "gpu_xid"]), ("present", ["gpu_xid"])]),
+        (["gpu_xid"], True, [("absent", list(PROBES))]),
     ],
 )
 def test_who_is_wanted_no_more_goes_and_during_a_hold_everybody(probes, held, asked):
@@ -36,7 +37,7 @@ def test_who_is_wanted_no_more_goes_and_during_a_hold_everybody(probes, held, as
 def run(tmp_path, monkeypatch):
     """One run of the program: its exit status, its result, and what it said."""
     config, result = tmp_path / "probes.json", tmp_path / "result.json"
-    config.write_text(json.dumps({"ebpf_probe": {"probes": ["cuda_mem", "gpu_xid"]}, "held": False, "result": str(result)}))
+    config.write_text(json.dumps({"ebpf_probe": {"probes": list(PROBES)}, "held": False, "result": str(result)}))
 
     def once(answer):
         def bring(_params, check_mode):
