@@ -10,5 +10,5 @@ from run_module import run_module
 
 
 def test_nothing_attached_is_an_answer(tmp_path):
-    result = run_module(ebpf_probe_info.main, bpffs_dir=str(tmp_path))
+    result = run_module(ebpf_probe_info.main, bpffs_dir=str(tmp_path), state_dir=str(tmp_path / "state"))
     assert {name: result[name] for name in PROBES} == {name: {"attached": False, "links": []} for name in PROBES}
