@@ -10,6 +10,7 @@ import ctypes
 import os
 import struct
 import threading
+import timeit
 from dataclasses import replace
 from pathlib import Path
 
@@ -160,3 +161,19 @@ def test_what_a_hit_costs_is_measured_with_probes_that_are_hit(monkeypatch):
     for link in links:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(link)
+
+
+def test_what_a_launch_is_said_to_cost_is_what_it_costs(namespace, built, maps):
+    """The cheapest of short rounds, in which nothing else ran."""
+    library = ctypes.CDLL(str(built["push"]))
+
+    def cheapest():
+        return min(timeit.repeat(lambda: library.launch_many(FUNCTION, 200), number=1, repeat=100)) * 1e9 / 200
+
+    bare = cheapest()
+    namespace.probe(probes=["cuda_launch"], libraries=[built["push"]])
+    extra = cheapest() - bare
+    told = launches.counters(maps)
+    assert told["launch_hits"] == 2 * 100 * 200
+    computed = 2 * (trap.hit_ns() + told["launch_programs_ns"] / told["launch_hits"])
+    assert computed / 3 < extra < computed * 3
