@@ -60,10 +60,12 @@ def run(config: Mapping[str, Any], tell: Tell) -> bool:
     file, boot_id = Path(config["result"]), ProcFs("/proc").boot_id()
     before = handover.read(file, boot_id) or {}
     cost: dict[str, Any] | None = None
+    stopped: Mapping[str, Any] = {}
     state = StateDir(config["ebpf_probe"]["state_dir"])
     try:
         cost = check_budget(config, before.get("launch_cost"), state, tell)
-        for params in demands(config["ebpf_probe"], held=config["held"], stopped=budget.stopped(state)):
+        stopped = budget.stopped(state)
+        for params in demands(config["ebpf_probe"], held=config["held"], stopped=stopped):
             results.append(bring(params, False))
     except RemediationError as error:
         failure = error
@@ -76,7 +78,7 @@ def run(config: Mapping[str, Any], tell: Tell) -> bool:
             tell(f"{step['action']} {step['after'] if step['action'] == 'attach' else step['target']}")
     document = told(results, failure, before, time.time())
     own = {"boot_id": boot_id, "held": config["held"], "seconds": time.monotonic() - begun, "launch_cost": cost}
-    handover.write(file, {**own, "stopped": budget.stopped(state), **document})
+    handover.write(file, {**own, "stopped": stopped, **document})
     return failure is None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.budget import DEFAULT_CPU_PERCENT
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import BY_DEFAULT, PROBES
 from expressions import evaluated
 
@@ -22,7 +23,9 @@ def test_the_role_knows_every_probe():
     assert set(VARS["ebpf_probes_all"]) == set(PROBES)
     names = [entry["options"]["ebpf_probes_names"] for entry in SPEC.values()]
     assert all(set(name["choices"]) == set(PROBES) and name["default"] == list(BY_DEFAULT) for name in names)
-    assert evaluated(yaml.safe_load((ROLE / "defaults/main.yml").read_text())["ebpf_probes_names"]) == list(BY_DEFAULT)
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
+    assert evaluated(defaults["ebpf_probes_names"]) == list(BY_DEFAULT)
+    assert evaluated(defaults["ebpf_probes_launch_cpu_percent"]) == DEFAULT_CPU_PERCENT
 
 
 @pytest.mark.parametrize(

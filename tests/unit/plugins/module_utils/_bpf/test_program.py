@@ -117,6 +117,13 @@ def test_probes_that_cost_too_much_go_and_why_is_told_until_somebody_asks_again(
     ]
 
 
+def test_where_it_cannot_be_read_what_was_stopped_nothing_is_attached_and_the_result_says_so(run, tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/probes_stopped.json").write_text("{")
+    status, told, said = run(ATTACHED)
+    assert (status, told["error_kind"], told["actions"]) == (1, "state_dir", {}) and "probes_stopped.json" in said[0]
+
+
 def test_without_settings_nothing_is_done(tmp_path):
     said = []
     assert program.main(str(tmp_path / "none.json"), said.append) == 1
