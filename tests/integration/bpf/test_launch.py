@@ -70,15 +70,23 @@ def test_a_call_is_timed_on_the_host(namespace, built, caller, maps):
 def test_an_upgrade_misses_nothing_and_counts_nothing_twice(namespace, built, caller, maps, monkeypatch):
     namespace.probe(probes=["cuda_launch"], libraries=[built["push"]])
     first = bring.PROBES["cuda_launch"]
+    done, rounds = threading.Event(), []
     with caller(built["push"]) as process:
-        calling = threading.Thread(target=process.ok, args=("launch_many", FUNCTION, 500_000))
+
+        def call():
+            while not done.is_set():
+                process.ok("launch_many", FUNCTION, 2000)
+                rounds.append(2000)
+
+        calling = threading.Thread(target=call)
         calling.start()
         for version in range(2):
             monkeypatch.setitem(bring.PROBES, "cuda_launch", replace(first, cookies={**first.cookies, f"cuVersion{version}": 1}))
-            namespace.probe(probes=["cuda_launch"], libraries=[built["push"]])
-        assert calling.is_alive(), "it has been upgraded meanwhile"
+            actions = namespace.probe(probes=["cuda_launch"], libraries=[built["push"]])["actions"]
+            assert [step["action"] for step in actions] == ["attach"] * 2 + ["detach"] * 2
+        done.set()
         calling.join()
-        assert counts(maps) == {(process.pid, "kernel"): (500_000, 0)}
+        assert counts(maps) == {(process.pid, "kernel"): (sum(rounds), 0)}
 
 
 def test_a_thread_that_left_a_call_without_returning_goes_on(namespace, built, caller, maps):
