@@ -8,16 +8,13 @@
  * - Bytes are charged only when all records could be made. What could not is counted.
  * - A record belongs to an account, an account to a process in one cgroup and context. Accounts end as a whole; records of ended ones mean nothing.
  */
-#include "kernel.h"
-
-#include "gpuops.h"
+#include "process.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
 #define CONTEXTS 4   /* depth of a thread's stack of contexts that is followed */
 #define ACCOUNTS 16  /* of one process at once */
 #define MAPPINGS 64  /* that one cuMemUnmap may end */
-#define NEAR 0x100000 /* frames that are further apart are on different stacks */
 #define UNSEEN (1ULL << 32) /* contexts: memory was seen before the first of them began */
 #define NO_CONTEXT (~0ULL) /* of memory that belongs to no context */
 
@@ -72,14 +69,6 @@ struct contexts {
     __u64 stack[CONTEXTS]; /* the current one first */
 };
 
-#define TABLE(name, map_type, map_key, map_value, entries) \
-    struct {                                             \
-        __uint(type, map_type);                          \
-        __uint(max_entries, entries);                    \
-        __type(key, map_key);                            \
-        __type(value, map_value);                        \
-    } name SEC(".maps")
-
 TABLE(calls, BPF_MAP_TYPE_HASH, __u64, struct call, 16384);
 TABLE(records, BPF_MAP_TYPE_HASH, struct record_key, struct record, 262144);
 TABLE(processes, BPF_MAP_TYPE_HASH, __u32, struct process, 8192);
@@ -99,25 +88,6 @@ static __always_inline __u64 serial(void) {
     __u32 key = NEXT_SERIAL;
     __u64 *value = bpf_map_lookup_elem(&counters, &key);
     return value ? __sync_fetch_and_add(value, 1) + 1 : 0;
-}
-
-static __always_inline struct cgroup_ids cgroup_of(struct task_struct *task) {
-    struct cgroup_ids ids = {.v2 = bpf_get_current_cgroup_id()};
-    if (bpf_core_enum_value_exists(enum cgroup_subsys_id, memory_cgrp_id)) {
-        struct css_set *set = BPF_CORE_READ(task, cgroups);
-        struct cgroup_subsys_state *state = 0;
-        int index = bpf_core_enum_value(enum cgroup_subsys_id, memory_cgrp_id);
-        bpf_probe_read_kernel(&state, sizeof(state), (void *)__builtin_preserve_access_index(&set->subsys[0]) + index * sizeof(state));
-        if (state && BPF_CORE_READ(state, cgroup, root, hierarchy_id)) ids.v1 = BPF_CORE_READ(state, cgroup, kn, id);
-    }
-    return ids;
-}
-
-static __always_inline __u32 namespaced_tgid(struct task_struct *leader) {
-    struct pid *pid = BPF_CORE_READ(leader, thread_pid);
-    __u32 level = BPF_CORE_READ(pid, level);
-    struct upid *at = (void *)__builtin_preserve_access_index(&pid->numbers[0]) + level * bpf_core_type_size(struct upid);
-    return BPF_CORE_READ(at, nr);
 }
 
 static __always_inline void charge(struct usage *usage, __u32 kind, __u64 size, __s64 sign) {

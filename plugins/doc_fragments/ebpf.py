@@ -11,11 +11,12 @@ class ModuleDocFragment:
     DOCUMENTATION = r"""
 options:
   probes:
-    description: Which probes are meant.
+    description:
+      - Which probes are meant.
+      - When omitted, V(cuda_mem), V(gpu_irq) and V(gpu_xid); all of them where they are taken away or read.
     type: list
     elements: str
-    choices: [cuda_mem, gpu_xid]
-    default: [cuda_mem, gpu_xid]
+    choices: [cuda_launch, cuda_mem, gpu_irq, gpu_vm, gpu_xid]
   bpffs_dir:
     description: Where they are pinned, a folder on a mounted bpf filesystem. It is made by M(gpuops.remediation.ebpf_probe).
     type: path

@@ -13,6 +13,11 @@ description:
   - The programs and their maps are pinned in a bpf filesystem. They count from then on with no process of their own, also while no exporter runs.
   - V(cuda_mem) counts the memory that processes hold, at the interface of the driver's libcuda, by process and by cgroup.
   - V(gpu_xid) counts the driver's errors, from the kernel log and from the driver's tracepoint where it has one.
+  - V(cuda_launch) counts what processes launch, and how long the calls take on the host. Launches are frequent and each pays for two hits, so it comes
+    only if asked for, and the program of M(gpuops.remediation.ebpf_probe_program) takes it away where it costs too much. Asking for it ends that.
+  - V(gpu_irq) counts the interrupts of the driver's devices, and how long its handlers kept a CPU. It runs at every interrupt of the node.
+  - V(gpu_vm) counts the calls of ioctl and mmap on the driver's device files. It makes every system call of the node a little dearer, so it comes only
+    if asked for.
   - Every copy of libcuda on the node gets its probes, the host's and those in containers. A copy that comes later is found when the module runs again.
   - An upgrade of the programs attaches the new ones before it removes the old ones, over the same maps. Nothing is missed and nothing is counted twice.
   - Nothing survives a reboot. Overwriting a library in place under a probe crashes whoever uses it, so stop what runs this module by a timer, and
@@ -49,7 +54,7 @@ options:
       absent: No link, map or folder of them is left.
       restarted: They are attached anew and count from zero.
 requirements:
-  - Linux 5.15 or later on x86_64, with BTF; for V(cuda_mem) none whose seccomp filters can deny the return of a probed function, as in 6.11
+  - Linux 5.15 or later on x86_64, with BTF; for V(cuda_mem) and V(cuda_launch) none whose seccomp filters can deny the return of a probed function, as in 6.11
   - libbpf 1.0 or later (C(libbpf.so.1))
   - CAP_SYS_ADMIN
 seealso:

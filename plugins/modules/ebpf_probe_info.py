@@ -32,6 +32,34 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+cuda_launch:
+  description: The probes on launches.
+  returned: when asked for
+  type: dict
+  contains:
+    attached:
+      description: Whether any of their links is there.
+      type: bool
+    links:
+      description: As in RV(cuda_mem.links).
+      type: list
+      elements: dict
+    stopped:
+      description: C(why) the node's program has taken them away, C(since) when. They stay away until M(gpuops.remediation.ebpf_probe) is asked for them.
+      returned: when it has
+      type: dict
+    counters:
+      description: How often a probe was hit, how long the programs ran, and what could not be counted, by name.
+      returned: when RV(cuda_launch.attached=true)
+      type: dict
+    launches:
+      description:
+        - By process and C(kind), V(launch_kernel), V(launch_cooperative) or V(launch_graph) (one launch of any number of kernels), how many calls
+          there were (C(count)), how many C(failed), and how long they took on the host (C(total_ns), C(histogram) as in RV(gpu_irq.irqs)).
+        - C(pid) (the host's), C(ns_pid), C(comm), whether the process is C(living); if so, C(container), C(unit), C(cgroup). C(cgroup_ids) are inodes.
+      returned: when RV(cuda_launch.attached=true)
+      type: list
+      elements: dict
 cuda_mem:
   description: The memory probes.
   returned: when asked for
@@ -100,17 +128,68 @@ gpu_xid:
       returned: when RV(gpu_xid.attached=true)
       type: list
       elements: dict
+gpu_irq:
+  description: The probes on the interrupts of the driver's devices.
+  returned: when asked for
+  type: dict
+  contains:
+    attached:
+      description: Whether any of their links is there.
+      type: bool
+    links:
+      description: As in RV(cuda_mem.links).
+      type: list
+      elements: dict
+    counters:
+      description: What could not be counted, by name.
+      returned: when RV(gpu_irq.attached=true)
+      type: dict
+    irqs:
+      description:
+        - By C(irq) and C(handler), how many interrupts there were (C(count)), how long their handlers took (C(total_ns), and C(histogram) with the
+          C(count) of those from C(from_ns) to the double of it), how many were C(unhandled), and how many have C(woken) the handler's thread.
+        - C(pci_bus_id) is of the device that has the line now, as an Xid names it, or null.
+      returned: when RV(gpu_irq.attached=true)
+      type: list
+      elements: dict
+gpu_vm:
+  description: The probes on system calls on the driver's device files.
+  returned: when asked for
+  type: dict
+  contains:
+    attached:
+      description: Whether any of their links is there.
+      type: bool
+    links:
+      description: As in RV(cuda_mem.links).
+      type: list
+      elements: dict
+    counters:
+      description: What could not be counted, by name.
+      returned: when RV(gpu_vm.attached=true)
+      type: dict
+    calls:
+      description:
+        - By process, C(device) (the name of its file) and C(call), V(ioctl) or V(mmap), how many there were (C(count)), how many C(failed), how long they
+          took (C(total_ns), C(histogram) as in RV(gpu_irq.irqs)), and the C(mapped_bytes), whether or not they still are mapped.
+        - The process as in RV(cuda_launch.launches).
+      returned: when RV(gpu_vm.attached=true)
+      type: list
+      elements: dict
 error_kind:
-  description: Why nothing could be read, V(not_permitted) or V(probe_error).
+  description: Why nothing could be read, V(not_permitted), V(state_dir) or V(probe_error).
   returned: failure
   type: str
 """
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import budget
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.argspec import EBPF_OPTIONS
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.info import describe
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec import STATE_DIR_OPTIONS
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir
 
 SPEC = {
     "argument_spec": {
@@ -122,7 +201,9 @@ SPEC = {
 
 def run(params, check_mode):
     proc = ProcFs(params["proc_root"])
-    return {"changed": False, **{name: describe(params["bpffs_dir"], name, proc) for name in params["probes"]}}
+    stopped = budget.stopped(StateDir(params["state_dir"]))
+    told = {name: describe(params["bpffs_dir"], name, proc) for name in params["probes"] or PROBES}
+    return {"changed": False, **{name: {**each, **({"stopped": stopped[name]} if name in stopped else {})} for name, each in told.items()}}
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ description:
     wanted into a file on the node, and beside it a program that does what M(gpuops.remediation.ebpf_probe) does, to be started by units.
   - The program is one file of Python with the very code of M(gpuops.remediation.ebpf_probe). It needs neither Ansible nor a network.
   - Each run attaches what is missing, sweeps what is gone, takes away probes that are not among O(probes), and replaces O(result) by what it did and
-    what it cost.
+    what it cost, and takes V(cuda_launch) away where that costs more than it may.
   - No unit is written, nothing is started, and no probe is attached or removed.
 version_added: "0.1.0"
 author: The gpuops.remediation maintainers (@gpuops)
@@ -49,6 +49,12 @@ options:
     description: The program. It takes the path of O(config).
     type: path
     default: /usr/local/lib/gpuops/gpuops-probes
+  launch_cpu_percent:
+    description:
+      - How much of one CPU V(cuda_launch) may take between two runs. Above that the program takes it away, says why in O(result), and leaves it
+        away, also after a reboot, until M(gpuops.remediation.ebpf_probe) is asked for it again.
+    type: float
+    default: 5
   result:
     description: The file that the program replaces with each run. The folder has to be there then.
     type: path
@@ -88,6 +94,8 @@ import sys
 from ansible_collections.gpuops.remediation.plugins.module_utils import _program
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import program
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.argspec import ATTACH_OPTIONS, EBPF_OPTIONS
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.budget import DEFAULT_CPU_PERCENT
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import named
 from ansible_collections.gpuops.remediation.plugins.module_utils._module import run_module
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.argspec import STATE_DIR_OPTIONS
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.boot_files import BootFiles, document, show
@@ -99,6 +107,7 @@ SPEC = {
         "state": {"type": "str", "default": "present", "choices": ["present", "held", "absent"]},
         "config": {"type": "path", "default": "/etc/gpuops/probes.json"},
         "program": {"type": "path", "default": "/usr/local/lib/gpuops/gpuops-probes"},
+        "launch_cpu_percent": {"type": "float", "default": DEFAULT_CPU_PERCENT},
         "result": {"type": "path", "default": "/run/gpuops-probes/result.json"},
     },
 }
@@ -107,9 +116,16 @@ SPEC = {
 def run(params, check_mode):
     wanted = {params["program"]: None, params["config"]: None}
     if params["state"] != "absent":
-        probes = {**{name: params[name] for name in PROBE_OPTIONS}, "probes": sorted(params["probes"])}
+        probes = {**{name: params[name] for name in PROBE_OPTIONS}, "probes": sorted(named(params["probes"], "present"))}
         wanted[params["program"]] = _program.build(program.__name__, "%s -I" % sys.executable)
-        wanted[params["config"]] = document({"ebpf_probe": probes, "held": params["state"] == "held", "result": params["result"]})
+        wanted[params["config"]] = document(
+            {
+                "ebpf_probe": probes,
+                "held": params["state"] == "held",
+                "launch_cpu_percent": params["launch_cpu_percent"],
+                "result": params["result"],
+            }
+        )
     return BootFiles({params["program"]: 0o755, params["config"]: 0o644}).bring(wanted, check_mode=check_mode).result(show)
 
 

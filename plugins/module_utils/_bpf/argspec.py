@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 EBPF_OPTIONS: dict[str, Any] = {
-    "probes": {"type": "list", "elements": "str", "choices": ["cuda_mem", "gpu_xid"], "default": ["cuda_mem", "gpu_xid"]},
+    "probes": {"type": "list", "elements": "str", "choices": ["cuda_launch", "cuda_mem", "gpu_irq", "gpu_vm", "gpu_xid"]},
     "bpffs_dir": {"type": "path", "default": "/sys/fs/bpf/gpuops"},
 }
 

@@ -12,12 +12,13 @@ import contextlib
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import hang, kernel, libbpf, seccomp
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import budget, callers, hang, kernel, libbpf, seccomp
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.finder import find, named
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Found
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import DRIVER_TRACEPOINT, PROBES, Link, Probe, wanted
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import named as named_probes
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.sweep import sweep
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.task import ProbeTask, State
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Outcome, converge
@@ -25,6 +26,11 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs im
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir
 
 _LOCK = "ebpf_probe.lock"
+_SWEEPS: dict[str, Callable[[Path, ProcFs], int]] = {
+    "cuda_launch": lambda maps, proc: callers.sweep(maps / "launches", proc),
+    "cuda_mem": lambda maps, _proc: sweep(maps),
+    "gpu_vm": lambda maps, proc: callers.sweep(maps / "vm_calls", proc),
+}
 
 
 def bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
@@ -33,16 +39,19 @@ def bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
 
 
 def _bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
-    probes = [PROBES[name] for name in params["probes"]]
+    probes = [PROBES[name] for name in named_probes(params["probes"], params["state"])]
     found, multi, driver = Found(), False, False
     if params["state"] != "absent":
         kernel.require(params["bpffs_dir"])
         libbpf.require()
         multi = params["attach"] == "multi" or (params["attach"] == "auto" and kernel.has_uprobe_multi())
         driver = kernel.has_raw_tracepoint(DRIVER_TRACEPOINT)
+        if not check_mode:
+            budget.ask_again(StateDir(params["state_dir"]), [probe.name for probe in probes])
         if any(probe.cookies for probe in probes):
             seccomp.require_returns(platform.release())
             found = _found(params)
+    functions = {name for probe in probes for name in probe.cookies}
     results: list[dict[str, Any]] = []
     refused: dict[str, str] = {}
     for probe in probes:
@@ -55,7 +64,13 @@ def _bring(params: Mapping[str, Any], check_mode: bool) -> dict[str, Any]:
         **shown,
         "diff": shown,
         "copies": [
-            {"path": copy.path, "inode": copy.inode, "build_id": copy.build_id, "functions": len(copy.sites), "pids": list(copy.pids)}
+            {
+                "path": copy.path,
+                "inode": copy.inode,
+                "build_id": copy.build_id,
+                "functions": len(functions & copy.sites.keys()),
+                "pids": list(copy.pids),
+            }
             for copy in found.copies
             if copy.key not in refused
         ],
@@ -113,8 +128,8 @@ def _bring_one(
     if state != "absent":
         outcomes.append(run(links, outcomes[0].after if check_mode and outcomes else None, keep=True))
         maps = Path(params["bpffs_dir"]) / probe.name / "maps"
-        if not check_mode and (maps / "records").exists():
-            sweep(maps)
+        if not check_mode and maps.exists() and probe.name in _SWEEPS:
+            _SWEEPS[probe.name](maps, ProcFs(params["proc_root"]))
     first, last = outcomes[0], outcomes[-1]
     steps = [step for outcome in outcomes for step in outcome.steps]
     return Outcome(first.before, last.after, steps).result(State.show)

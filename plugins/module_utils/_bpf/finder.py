@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import ProbeError, SymbolMissing
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import COOKIES, REQUIRED
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import REQUIRED
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Copy, Found, scan
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import FUNCTIONS
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Watchdog
@@ -34,7 +35,7 @@ class SearchFailed(ProbeError):
 def find(proc: ProcFs, state: StateDir, timeout_seconds: float) -> Found:
     def collect(emit: Any) -> None:
         _limit_memory()
-        scan(proc.root, sorted(proc.pids()), COOKIES, emit)
+        scan(proc.root, sorted(proc.pids()), FUNCTIONS, emit)
 
     answers, _abandoned = Watchdog(state, timeout_seconds).collect({_SOURCE: collect})
     answer, found = answers[_SOURCE], Found()
@@ -58,7 +59,7 @@ def named(paths: Collection[str]) -> Found:
     found = Found()
     for path in paths:
         try:
-            copy = Copy.read(path, COOKIES)
+            copy = Copy.read(path, FUNCTIONS)
         except (OSError, ValueError) as error:
             raise SymbolMissing(f"{path} is not a library that can be probed: {error}", path=path) from error
         if not copy.is_driver:

@@ -15,12 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel, memory, xids
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import irqs, kernel, launches, mappings, memory, xids
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.callers import is_alive
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import NotPermitted, ProbeError
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.launches import Launches
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import KINDS, Account, Usage
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.mappings import VmCalls
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import info
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs, isoformat
 
+_PLACES = ("container", "unit", "cgroup")
+_PCI = Path("/sys/bus/pci/devices")
 _RUN_TIME_AT = 192  # in struct bpf_prog_info: run_time_ns, run_cnt, recursion_misses
 
 
@@ -121,6 +126,56 @@ def _xids(maps: Path, proc: ProcFs) -> dict[str, Any]:
     }
 
 
+def _irqs(maps: Path, proc: ProcFs) -> dict[str, Any]:
+    devices = irqs.devices(_PCI)
+    return {
+        "counters": irqs.counters(maps),
+        "irqs": [
+            {
+                "irq": line.irq,
+                "handler": line.handler,
+                "pci_bus_id": devices.get(line.irq),
+                "unhandled": line.unhandled,
+                "woken": line.woken,
+                **line.durations.show(),
+            }
+            for line in irqs.lines(maps)
+        ],
+    }
+
+
+def _launches(maps: Path, proc: ProcFs) -> dict[str, Any]:
+    return {"counters": launches.counters(maps), "launches": [_launched(each, proc) for each in launches.launches(maps)]}
+
+
+def _launched(each: Launches, proc: ProcFs) -> dict[str, Any]:
+    return {**_caller(each, proc), "kind": each.kind.name.lower(), "failed": each.failed, **each.durations.show()}
+
+
+def _vm(maps: Path, proc: ProcFs) -> dict[str, Any]:
+    return {"counters": mappings.counters(maps), "calls": [_called(each, proc) for each in mappings.calls(maps)]}
+
+
+def _called(each: VmCalls, proc: ProcFs) -> dict[str, Any]:
+    what = {"call": each.call.name.lower(), "device": each.device, "failed": each.failed, "mapped_bytes": each.mapped_bytes}
+    return {**_caller(each, proc), **what, **each.durations.show()}
+
+
+def _caller(each: Launches | VmCalls, proc: ProcFs) -> dict[str, Any]:
+    """Of a process that has ended since the last sweep only what the kernel's programs saw of it."""
+    living = is_alive(each.tgid, each.start_boottime_ns, proc)
+    record = proc.describe(each.tgid) if living else dict.fromkeys(_PLACES)
+    return {
+        "pid": each.tgid,
+        "ns_pid": each.ns_tgid,
+        "comm": each.comm,
+        "started_boottime_ns": each.start_boottime_ns,
+        "living": living,
+        "cgroup_ids": vars(each.cgroup),
+        **{name: record[name] for name in _PLACES},
+    }
+
+
 def _process(pid: int, start_boottime_ns: int, accounts: list[Account], proc: ProcFs) -> dict[str, Any]:
     return {
         "pid": pid,
@@ -129,9 +184,8 @@ def _process(pid: int, start_boottime_ns: int, accounts: list[Account], proc: Pr
         "started_boottime_ns": start_boottime_ns,
         "cgroups": [vars(ids) for ids in {account.cgroup for account in accounts}],
         **vars(Usage.sum(account.usage for account in accounts)),
-        **{name: proc.describe(pid)[name] for name in ("container", "unit", "cgroup")},
+        **{name: proc.describe(pid)[name] for name in _PLACES},
     }
 
 
-_READERS = {"cuda_mem": _memory, "gpu_xid": _xids}
-NAMES = tuple(_READERS)
+_READERS = {"cuda_mem": _memory, "cuda_launch": _launches, "gpu_irq": _irqs, "gpu_vm": _vm, "gpu_xid": _xids}

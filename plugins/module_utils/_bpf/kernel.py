@@ -31,6 +31,7 @@ _BPF_FS_MAGIC = 0xCAFE4A11
 _CAP_SYS_ADMIN = 21
 _RETURN_ZERO = bytes([0xB7, 0, 0, 0, 0, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0])
 _RETPROBE = 1
+_PERF_EVENT = 41  # BPF_PERF_EVENT, the attach type
 _REMOVAL_SECONDS = 10.0
 _MAPS_AT, _MOST_MAPS = 52, 64  # in struct bpf_prog_info: nr_map_ids, map_ids; 64 is the kernel's limit
 
@@ -94,6 +95,15 @@ def has_uprobe_multi() -> bool:
     return True
 
 
+def attach_idle(path: str, *, returns: bool) -> int:
+    """A link of a program that does nothing to the first instruction of a file."""
+    program = _idle_program(_KPROBE, UPROBE_MULTI)
+    try:
+        return attach_multi(program, path, {"": 0}, {"": 0}, returns=returns)
+    finally:
+        os.close(program)
+
+
 def has_raw_tracepoint(name: str) -> bool:
     """Asked by attaching a program that does nothing."""
     program = _idle_program(_RAW_TRACEPOINT_PROGRAM, 0)
@@ -126,6 +136,10 @@ def attach_multi(program: int, path: str, sites: Mapping[str, int], cookies: Map
     buffers = (ctypes.addressof(name), ctypes.addressof(offsets), 0, ctypes.addressof(values))
     attributes = struct.pack("=IIII4QIII", program, 0, UPROBE_MULTI, 0, *buffers, len(names), _RETPROBE if returns else 0, 0)
     return command(_LINK_CREATE, attributes, "attach to the functions of a library")
+
+
+def perf_event_link(program: int, event: int) -> int:
+    return _command(_LINK_CREATE, struct.pack("=IIII", program, event, _PERF_EVENT, 0), "attach to a tracepoint")
 
 
 def attach_raw_tracepoint(program: int, name: str) -> int:

@@ -13,10 +13,11 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import COOKIES
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.launches import LAUNCH_COOKIES
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Copy
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.objects import OBJECTS
 
@@ -28,7 +29,10 @@ _FILE = re.compile(r"[0-9a-f]+_(\d+-\d+)-(\d+)-")
 
 @dataclass(frozen=True)
 class Probe:
-    """`tracepoints`: by program. `cookies`: by function of libcuda, whose entry runs `enter` and whose return runs `leave`."""
+    """`tracepoints`: by program, a raw one or, with a slash, one of a system call.
+
+    `cookies`: by function of libcuda, whose entry runs `enter` and whose return runs `leave`.
+    """
 
     name: str
     maps: tuple[str, ...]
@@ -53,8 +57,31 @@ PROBES = {
         {"on_exit": "sched_process_exit", "on_exec": "sched_process_exec"},
         COOKIES,
     ),
+    "cuda_launch": Probe("cuda_launch", ("launch_calls", "launch_counters", "launches"), {}, LAUNCH_COOKIES),
+    "gpu_irq": Probe("gpu_irq", ("irq_counters", "irq_running", "irqs"), {"on_entry": "irq_handler_entry", "on_exit": "irq_handler_exit"}),
+    "gpu_vm": Probe(
+        "gpu_vm",
+        ("vm_calls", "vm_counters", "vm_waiting"),
+        {
+            "enter_ioctl": "syscalls/sys_enter_ioctl",
+            "enter_mmap": "syscalls/sys_enter_mmap",
+            "leave_ioctl": "syscalls/sys_exit_ioctl",
+            "leave_mmap": "syscalls/sys_exit_mmap",
+        },
+    ),
     "gpu_xid": Probe("gpu_xid", ("events", "xid_counters", "xids"), {"on_console": "console", "on_xid": DRIVER_TRACEPOINT}),
 }
+
+
+FUNCTIONS = tuple(sorted({name for probe in PROBES.values() for name in probe.cookies}))
+
+# Whoever asks for none by name has these; the others cost more than most nodes want to pay.
+BY_DEFAULT = ("cuda_mem", "gpu_irq", "gpu_xid")
+
+
+def named(probes: Sequence[str] | None, state: str) -> list[str]:
+    """What goes is all of it, whoever wanted it once."""
+    return list(PROBES if state == "absent" else BY_DEFAULT) if probes is None else list(probes)
 
 
 @dataclass(frozen=True)
@@ -88,8 +115,8 @@ def wanted(probe: Probe, copies: Iterable[Copy], *, multi: bool, driver_tracepoi
     links = [link for link in links if driver_tracepoint or link.tracepoint != DRIVER_TRACEPOINT]
     for copy in copies if probe.cookies else ():
         for program in (LEAVE, ENTER):
-            functions = tuple(sorted(copy.sites))
-            groups = [functions] if multi else [(function,) for function in functions]
+            functions = tuple(sorted(probe.cookies.keys() & copy.sites.keys()))
+            groups = ([functions] if functions else []) if multi else [(function,) for function in functions]
             for group in groups:
                 suffix = "" if multi else f"_{group[0]}"
                 links.append(Link(f"{probe.digest}_{copy.key}_{program}{suffix}", program, copy=copy, functions=group))

@@ -16,19 +16,21 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Callable
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import budget
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.bring import bring
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import ProbeError
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
 from ansible_collections.gpuops.remediation.plugins.module_utils._exporter import handover
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir
 
 Tell = Callable[[str], None]
-_ERROR = "<3>"  # a line's level in the journal, sd-daemon(3)
+_ERROR, _WARNING = "<3>", "<4>"  # a line's level in the journal, sd-daemon(3)
 _NOTHING: dict[str, Any] = {"actions": [], "copies": [], "deleted": [], "not_probed": []}
 
 
@@ -55,8 +57,15 @@ def run(config: Mapping[str, Any], tell: Tell) -> bool:
     begun = time.monotonic()
     results: list[Mapping[str, Any]] = []
     failure: RemediationError | None = None
+    file, boot_id = Path(config["result"]), ProcFs("/proc").boot_id()
+    before = handover.read(file, boot_id) or {}
+    cost: dict[str, Any] | None = None
+    stopped: Mapping[str, Any] = {}
+    state = StateDir(config["ebpf_probe"]["state_dir"])
     try:
-        for params in demands(config["ebpf_probe"], held=config["held"]):
+        cost = check_budget(config, before.get("launch_cost"), state, tell)
+        stopped = budget.stopped(state)
+        for params in demands(config["ebpf_probe"], held=config["held"], stopped=stopped):
             results.append(bring(params, False))
     except RemediationError as error:
         failure = error
@@ -67,15 +76,25 @@ def run(config: Mapping[str, Any], tell: Tell) -> bool:
     for result in results:
         for step in result["actions"]:
             tell(f"{step['action']} {step['after'] if step['action'] == 'attach' else step['target']}")
-    file, boot_id = Path(config["result"]), ProcFs("/proc").boot_id()
-    document = told(results, failure, handover.read(file, boot_id) or {}, time.time())
-    handover.write(file, {"boot_id": boot_id, "held": config["held"], "seconds": time.monotonic() - begun, **document})
+    document = told(results, failure, before, time.time())
+    own = {"boot_id": boot_id, "held": config["held"], "seconds": time.monotonic() - begun, "launch_cost": cost}
+    handover.write(file, {**own, "stopped": stopped, **document})
     return failure is None
 
 
-def demands(params: Mapping[str, Any], *, held: bool) -> list[dict[str, Any]]:
+def check_budget(config: Mapping[str, Any], before: Mapping[str, Any] | None, state: StateDir, tell: Tell) -> dict[str, Any] | None:
+    """What the launch probes cost, null where there are none. Where that is too much they are stopped from now on."""
+    look = budget.look(config["ebpf_probe"]["bpffs_dir"], before)
+    why = look.why_not(config.get("launch_cpu_percent", budget.DEFAULT_CPU_PERCENT)) if look else None
+    if why:
+        tell(f"{_WARNING}{why}: taken away until somebody asks for it again")
+        budget.stop(state, why, time.time())
+    return look.show() if look else None
+
+
+def demands(params: Mapping[str, Any], *, held: bool, stopped: Collection[str]) -> list[dict[str, Any]]:
     """What ebpf_probe is asked for, one after the other. Who is wanted no more goes, whoever attached it meanwhile."""
-    wanted = [] if held else list(params["probes"])
+    wanted = [] if held else [name for name in params["probes"] if name not in stopped]
     unwanted = [name for name in PROBES if name not in wanted]
     both = [("absent", unwanted), ("present", wanted)]
     return [{**params, "state": state, "probes": names} for state, names in both if names]

@@ -37,7 +37,7 @@ def require_returns(release: str) -> None:
     version = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
     if ends_processes(URETPROBE, version, confined=match is not None and match.group(1) != "0"):
         raise Unsupported(
-            f"kernel {release} lets seccomp filters deny the system call by which a probed function returns, so that cuda_mem would end"
+            f"kernel {release} lets seccomp filters deny the system call by which a probed function returns, so that probes on libcuda would end"
             ' processes in containers; kernels with "seccomp: passthrough uretprobe systemcall without filtering" do not'
         )
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel, syscalls
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import ProbeError
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libbpf import LoadedObject
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Copy
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import ENTER, LEAVE, Link, Probe, file_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import ENTER, FUNCTIONS, LEAVE, Link, Probe, file_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._converge import Step
 
 _ATTACH, _DETACH, _FORGET = "attach", "detach", "forget"
@@ -154,7 +154,9 @@ class ProbeTask:
 
     def _attach(self, loaded: LoadedObject, link: Link) -> None:
         pin = str(self._links / link.name)
-        if link.tracepoint:
+        if link.tracepoint and "/" in link.tracepoint:
+            fd = syscalls.attach(loaded.program_fd(link.program), link.tracepoint)
+        elif link.tracepoint:
             fd = kernel.attach_raw_tracepoint(loaded.program_fd(link.program), link.tracepoint)
         elif link.copy:
             path, returns = self._open(link.copy), link.program == LEAVE
@@ -172,7 +174,7 @@ class ProbeTask:
     def _open(self, copy: Copy) -> str:
         """A path to the very file that was looked at, for as long as this task lasts."""
         if copy.key not in self._files:
-            self._files[copy.key] = copy.open_again(self._probe.cookies)
+            self._files[copy.key] = copy.open_again(FUNCTIONS)
         return f"/proc/self/fd/{self._files[copy.key]}"
 
     def _load(self) -> LoadedObject:

@@ -12,19 +12,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.info import NAMES, describe
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.info import describe
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup import numbers
 from ansible_collections.gpuops.remediation.plugins.module_utils._cgroup.paths import owner_of, process_path
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Emit
 
 Owner = list[Optional[str]]  # container, pod, unit
+TOLD = ("cuda_mem", "gpu_xid")  # of the others nothing is on the page
 
 
 def collect(bpffs_dir: str, proc: ProcFs, emit: Emit) -> None:
     """One item a probe. Of cgroups also whose each is, since a process that has ended cannot be asked."""
     roots = dict(numbers.roots(Path("/proc/self/mounts").read_text(encoding="utf-8")))
-    for name in NAMES:
+    for name in TOLD:
         told = describe(bpffs_dir, name, proc)
         owners = {_number(one): _owner(_number(one), roots) for one in (*told.get("cgroups", ()), *told.get("failures", ()))}
         emit({"probe": name, "owners": [[*ids, owner] for ids, owner in owners.items()], **told})

@@ -63,10 +63,10 @@ class Namespace:
         assert result.get("error_kind") == refused, result
         return result
 
-    def info(self, refused=None):
-        result = run_module(ebpf_probe_info.main, bpffs_dir=self.bpffs, probes=["cuda_mem"])
+    def info(self, refused=None, probe="cuda_mem"):
+        result = run_module(ebpf_probe_info.main, bpffs_dir=self.bpffs, state_dir=str(self._state_dir), probes=[probe])
         assert result.get("error_kind") == refused, result
-        return result if refused else result["cuda_mem"]
+        return result if refused else result[probe]
 
 
 @pytest.fixture

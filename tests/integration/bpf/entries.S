@@ -53,4 +53,8 @@ entry cuDevicePrimaryCtxRelease_v2
 entry cuDevicePrimaryCtxReset_v2
 entry cuIpcOpenMemHandle_v2
 entry cuIpcCloseMemHandle
+entry cuLaunchKernel
+entry cuLaunchKernelEx_ptsz
+entry cuLaunchCooperativeKernel
+entry cuGraphLaunch
 .section .note.GNU-stack, "", @progbits

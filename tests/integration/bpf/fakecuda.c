@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: GPL-3.0-or-later */
 /*
- * The memory functions of libcuda, over a counter in place of a GPU. Addresses are reused at once, by whichever thread comes next, as a driver may.
+ * The functions of libcuda that the probes know, over a counter in place of a GPU. Addresses are reused at once, by whichever thread comes next, as a
+ * driver may.
  * The exported names are in entries.S, which jumps here through the entry shape of a driver.
  */
 #include <pthread.h>
+#include <setjmp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <unistd.h>
 
-enum { SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, LAUNCH_FAILURE = 719 };
+enum { SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INVALID_HANDLE = 400, LAUNCH_FAILURE = 719 };
 
 #define PAGES 65536
 #define PAGE 512
@@ -113,3 +116,30 @@ int impl_cuDevicePrimaryCtxRelease_v2(int device) { return SUCCESS; }
 int impl_cuDevicePrimaryCtxReset_v2(int device) { return SUCCESS; }
 int impl_cuIpcOpenMemHandle_v2(uint64_t *out, ...) { return take(out, 1); }
 int impl_cuIpcCloseMemHandle(uint64_t address) { return give(address); }
+
+static jmp_buf where;
+static int leaving;
+
+static int launch(uint64_t what, unsigned milliseconds) {
+    if (!what) return INVALID_HANDLE;
+    if (leaving) longjmp(where, 1);
+    if (milliseconds) usleep(1000 * milliseconds);
+    return SUCCESS;
+}
+int cuLaunchKernel(uint64_t, unsigned);
+int impl_cuLaunchKernel(uint64_t function, unsigned milliseconds) { return launch(function, milliseconds); }
+int impl_cuLaunchKernelEx_ptsz(uint64_t configuration, uint64_t function) { return launch(function, 0); }
+int impl_cuLaunchCooperativeKernel(uint64_t function, unsigned milliseconds) { return cuLaunchKernel(function, milliseconds); }
+int impl_cuGraphLaunch(uint64_t graph, uint64_t stream) { return launch(graph, 0); }
+int launch_many(uint64_t function, uint64_t times) { /* from deep in the stack */
+    volatile char deep[65536];
+    deep[0] = 0;
+    for (uint64_t each = 0; each < times; each++) cuLaunchKernel(function, 0);
+    return SUCCESS;
+}
+int leave_a_launch(uint64_t function, int deep) {
+    leaving = 1;
+    if (!setjmp(where)) deep ? launch_many(function, 1) : cuLaunchKernel(function, 0);
+    leaving = 0;
+    return SUCCESS;
+}

@@ -11,14 +11,17 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 
 import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import kernel, memory
+from ansible_collections.gpuops.remediation.plugins.modules import ebpf_probe_info
 from cluster.objects import wait_until
 from loop import Controller
+from run_module import run_module
 
 pytestmark = pytest.mark.timeout(600)
-KIB = 1024
+KIB, FUNCTION = 1024, 0xF00
 UNITS = ("gpuops-probes.service", "gpuops-probes.timer", "gpuops-probes-boot.service")
 
 
@@ -201,3 +204,38 @@ def test_a_run_that_fails_is_told_and_the_next_one_makes_it_good(fleet, built, t
     assert len(fleet.links()) == 4, "what counts goes on counting"
     (tmp_path / "away").rename(library)
     assert (again := fleet.run())["error"] is None and again["totals"] == {**again["totals"], "failures": 1, "runs": 3}
+
+
+def test_launch_probes_that_cost_more_than_they_may_go_and_come_when_somebody_asks_again(fleet, built, caller):
+    options = {"probes": ["cuda_launch"], "probes_libraries": [str(built["push"])]}
+    links = fleet.namespace.links.parents[1] / "cuda_launch/links"
+    fleet.play(probes_launch_cpu_percent=90, **options)
+    first = fleet.run()["launch_cost"]
+    assert first["hits"] == 0 and first["cpu_percent"] is None and first["hit_ns"] > 0
+    with caller(built["push"]) as process:
+        process.ok("launch_many", FUNCTION, 100_000)
+        time.sleep(1)
+        well = fleet.run()
+        cost, spent = well["launch_cost"], (well["launch_cost"]["programs_ns"] + 200_000 * first["hit_ns"]) / 1e7
+        assert cost["hits"] == 200_000 and cost["hit_ns"] == first["hit_ns"] and well["stopped"] == {}
+        assert cost["cpu_percent"] == pytest.approx(spent / (cost["boottime_seconds"] - first["boottime_seconds"]))
+        settings = json.loads(fleet.config.read_text())
+        assert settings["launch_cpu_percent"] == 90
+        fleet.config.write_text(json.dumps({**settings, "launch_cpu_percent": 0.001}))
+        process.ok("launch_many", FUNCTION, 100_000)
+        time.sleep(1)
+        stopped = fleet.run()
+        assert stopped["actions"]["detach"] == 2 and stopped["error"] is None and not links.exists()
+        assert "may take 0.001 %" in stopped["stopped"]["cuda_launch"]["why"]
+        process.ok("launch_many", FUNCTION, 10)
+    state = {"state_dir": str(fleet.folder / "state")}
+    told = run_module(ebpf_probe_info.main, bpffs_dir=fleet.namespace.bpffs, **state)["cuda_launch"]
+    assert told == {"attached": False, "links": [], "stopped": stopped["stopped"]["cuda_launch"]}
+    assert fleet.run("gpuops-probes-boot.service")["actions"] == {} and not links.exists(), "nor does a boot bring them back"
+    ask = {"probes": ["cuda_launch"], "libraries": [built["push"]], **state}
+    assert fleet.namespace.probe(check_mode=True, **ask)["changed"]
+    assert fleet.run()["stopped"] == stopped["stopped"] and not links.exists(), "check mode asks for nothing"
+    fleet.namespace.probe(**ask)
+    assert len(list(links.iterdir())) == 2
+    again = fleet.run()
+    assert again["stopped"] == {} and again["actions"] == {}

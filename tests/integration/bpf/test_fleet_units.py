@@ -15,6 +15,7 @@ from controller_machine import running_controller
 from node_exporter import parsed
 from ports import free_port
 
+PROBES = ["cuda_launch", "cuda_mem", "gpu_irq", "gpu_vm", "gpu_xid"]
 BOOT, SERVICE, TIMER = "gpuops-probes-boot.service", "gpuops-probes.service", "gpuops-probes.timer"
 LIBRARY = "/usr/lib/some-linux-gnu/libcuda.so.1"
 PRIVATE = "/usr/local/nvidia/lib64"
@@ -70,9 +71,9 @@ def machine(tmp_path_factory):
 def deployed(machine):
     untouched = machine.deploy()
     assert untouched.ok and not machine.links() and not (machine.systemd.root / "etc/systemd/system" / TIMER).exists(), untouched.output
-    first = machine.deploy(gpuops_probes=["cuda_mem", "gpu_xid"])
+    first = machine.deploy(gpuops_probes=PROBES)
     assert first.ok and machine.links("gpu_xid"), first.output
-    again = machine.deploy(gpuops_probes=["cuda_mem", "gpu_xid"])
+    again = machine.deploy(gpuops_probes=PROBES)
     assert again.ok and again.changed("gpu-1") == 0, again.output
     return machine
 
@@ -101,6 +102,8 @@ def test_the_timers_runs_attach_to_what_comes_through_the_sandbox(deployed, buil
     assert deployed.figures(source="probes")[_names.METRIC_SOURCE_UP] == 1
     told = wait_until(lambda: (now := deployed.result()) and now["copies"] == 2 and now, "the copies told", 60)
     assert told["error"] is None and told["totals"]["runs"] > first["totals"]["runs"] and told["totals"]["failures"] == 0
+    cost = wait_until(lambda: (now := deployed.result()) and now["launch_cost"], "the cost of the launch probes told", 60)
+    assert cost["hit_ns"] > 0, "a hit can be measured in the sandbox"
     systemd.systemctl("stop", "container")
     wait_until(lambda: len(files(deployed)) == 1, "the links of a container that has ended gone", 60)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.budget import DEFAULT_CPU_PERCENT
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import BY_DEFAULT, PROBES
 from expressions import evaluated
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/ebpf_probes"
@@ -20,21 +21,25 @@ SPEC = yaml.safe_load((ROLE / "meta/argument_specs.yml").read_text())["argument_
 
 def test_the_role_knows_every_probe():
     assert set(VARS["ebpf_probes_all"]) == set(PROBES)
-    assert all(set(entry["options"]["ebpf_probes_names"]["choices"]) == set(PROBES) for entry in SPEC.values())
+    names = [entry["options"]["ebpf_probes_names"] for entry in SPEC.values()]
+    assert all(set(name["choices"]) == set(PROBES) and name["default"] == list(BY_DEFAULT) for name in names)
+    defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
+    assert evaluated(defaults["ebpf_probes_names"]) == list(BY_DEFAULT)
+    assert evaluated(defaults["ebpf_probes_launch_cpu_percent"]) == DEFAULT_CPU_PERCENT
 
 
 @pytest.mark.parametrize(
-    "names, state, wanted, unwanted",
+    "names, state, wanted",
     [
-        (["gpu_xid"], "present", ["gpu_xid"], ["cuda_mem"]),
-        ([], "present", [], ["cuda_mem", "gpu_xid"]),
-        (["gpu_xid"], "absent", [], ["cuda_mem", "gpu_xid"]),
+        (["gpu_xid"], "present", ["gpu_xid"]),
+        ([], "present", []),
+        (["gpu_xid"], "absent", []),
     ],
 )
-def test_what_is_wanted_no_more_goes(names, state, wanted, unwanted):
+def test_what_is_wanted_no_more_goes(names, state, wanted):
     assert evaluated(VARS["ebpf_probes_wanted"], ebpf_probes_names=names, ebpf_probes_state=state) == wanted
     gone = evaluated(VARS["ebpf_probes_unwanted"], ebpf_probes_all=VARS["ebpf_probes_all"], ebpf_probes_wanted=wanted)
-    assert sorted(gone) == unwanted
+    assert set(gone) == set(PROBES) - set(wanted)
 
 
 @pytest.mark.parametrize(

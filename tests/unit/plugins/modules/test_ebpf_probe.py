@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES, named
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir
 from ansible_collections.gpuops.remediation.plugins.modules import ebpf_probe, ebpf_probe_info
 from run_module import run_module
@@ -32,5 +32,11 @@ def test_one_run_at_a_time(tmp_path):
 
 def test_both_modules_know_every_probe():
     for module in (ebpf_probe, ebpf_probe_info):
-        option = module.SPEC["argument_spec"]["probes"]
-        assert set(option["choices"]) == set(option["default"]) == set(PROBES)
+        assert set(module.SPEC["argument_spec"]["probes"]["choices"]) == set(PROBES)
+
+
+def test_what_costs_more_is_wanted_by_name_alone_and_goes_with_the_rest():
+    """A probe that is left behind would crash processes when the driver is upgraded."""
+    assert set(named(None, "absent")) == set(PROBES)
+    assert named(None, "present") == named(None, "restarted") == ["cuda_mem", "gpu_irq", "gpu_xid"]
+    assert named([], "present") == []

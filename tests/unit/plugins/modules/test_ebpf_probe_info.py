@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES
 from ansible_collections.gpuops.remediation.plugins.modules import ebpf_probe_info
 from run_module import run_module
 
 
 def test_nothing_attached_is_an_answer(tmp_path):
-    result = run_module(ebpf_probe_info.main, bpffs_dir=str(tmp_path))
-    assert result["cuda_mem"] == result["gpu_xid"] == {"attached": False, "links": []}
+    result = run_module(ebpf_probe_info.main, bpffs_dir=str(tmp_path), state_dir=str(tmp_path / "state"))
+    assert {name: result[name] for name in PROBES} == {name: {"attached": False, "links": []} for name in PROBES}

@@ -24,12 +24,14 @@ def run(tmp_path):
 def test_the_files_come_are_held_and_go(run, tmp_path):
     config, program = tmp_path / "etc/probes.json", tmp_path / "lib/gpuops-probes"
     assert run(check_mode=True)["changed"] and not config.exists() and not program.exists()
-    first = run(probes=["gpu_xid", "cuda_mem"], libraries=["/opt/libcuda.so.1"])
+    first = run(probes=["gpu_xid", "gpu_irq", "cuda_mem"], libraries=["/opt/libcuda.so.1"])
     assert [one["target"] for one in first["actions"]] == [str(program), str(config)]
     assert (stat.S_IMODE(program.stat().st_mode), stat.S_IMODE(config.stat().st_mode)) == (0o755, 0o644)
     stored = json.loads(config.read_text())
     assert not stored["held"] and stored["ebpf_probe"]["libraries"] == ["/opt/libcuda.so.1"]
-    assert not run(probes=["cuda_mem", "gpu_xid"], libraries=["/opt/libcuda.so.1"])["changed"], "in whichever order they are named"
+    assert not run(probes=["cuda_mem", "gpu_xid", "gpu_irq"], libraries=["/opt/libcuda.so.1"])["changed"], (
+        "in whichever order they are named"
+    )
     assert [one["target"] for one in run(state="held", libraries=["/opt/libcuda.so.1"])["actions"]] == [str(config)]
     assert json.loads(config.read_text()) == {**stored, "held": True}
     assert run(state="absent")["changed"] and not config.exists() and not program.exists()

@@ -8,12 +8,13 @@ import re
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import xids
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import durations, irqs, launches, mappings, xids
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import NARROW, Operation
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import COUNTERS, KINDS
 
 HEADER = "".join(
-    re.sub(r"/\*.*?\*/", "", (Path(__file__).parents[5] / "bpf" / name).read_text(), flags=re.DOTALL) for name in ("gpuops.h", "xid.h")
+    re.sub(r"/\*.*?\*/", "", (Path(__file__).parents[5] / "bpf" / name).read_text(), flags=re.DOTALL)
+    for name in ("gpuops.h", "histogram.h", "irq.h", "launch.h", "vm.h", "xid.h")
 )
 
 
@@ -28,6 +29,11 @@ def enumeration(name):
         ("operation", [operation.name.lower() for operation in Operation]),
         ("kind", [*KINDS, "kinds"]),
         ("counter", [*COUNTERS, "counters"]),
+        ("launch_kind", [kind.name.lower() for kind in launches.LaunchKind]),
+        ("launch_counter", [*launches.COUNTERS, "launch_counters"]),
+        ("vm_call", [call.name.lower() for call in mappings.VmCall]),
+        ("vm_counter", [*mappings.COUNTERS, "vm_counters"]),
+        ("irq_counter", [*irqs.COUNTERS, "irq_counters"]),
         ("xid_counter", [*xids.COUNTERS, "xid_counters"]),
     ],
 )
@@ -36,5 +42,8 @@ def test_both_languages_say_the_same(name, python):
 
 
 def test_operations_are_numbered_from_one():
+    assert "LAUNCH_KERNEL = 1," in HEADER and [int(each) for each in launches.LaunchKind] == [1, 2, 3]
+    assert "IOCTL = 1," in HEADER and [int(each) for each in mappings.VmCall] == [1, 2]
     assert "ALLOCATE = 1," in HEADER and [int(each) for each in Operation] == list(range(1, len(Operation) + 1))
+    assert f"#define SLOTS {durations.SLOTS} " in HEADER
     assert f"#define NARROW {NARROW:#x}" in HEADER

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.libraries import Copy
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES, wanted
 
@@ -35,3 +36,13 @@ def test_the_names_of_links_are_of_one_version_and_one_file():
     other = set(wanted(PROBE, [replace(COPY, inode=43)], multi=True, driver_tracepoint=True))
     assert {name.rsplit("_", 2)[1] for name in names & other} == {"on"}  # the kernel's, which no file has
     assert not [name for name in names if "." in name], "a bpf filesystem takes no dots"
+
+
+@pytest.mark.parametrize("multi", [True, False])
+def test_a_probe_sits_on_its_own_functions_alone_and_on_no_copy_that_has_none(multi):
+    both = replace(COPY, sites={**COPY.sites, "cuLaunchKernel": 12288})
+    launches = PROBES["cuda_launch"]
+    assert {link.functions for link in wanted(launches, [both], multi=multi, driver_tracepoint=False).values()} == {("cuLaunchKernel",)}
+    assert wanted(launches, [COPY], multi=multi, driver_tracepoint=False) == {}
+    functions = {name for link in wanted(PROBE, [both], multi=multi, driver_tracepoint=False).values() for name in link.functions}
+    assert functions == set(COPY.sites)

@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import program
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import budget, program
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.errors import Unsupported
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.probes import PROBES
 
 ATTACHED = {
     "actions": [{"action": "attach", "target": "0a_kernel_on_exit", "before": None, "after": "tracepoint sched_process_exit"}],
@@ -21,13 +22,13 @@ ATTACHED = {
 @pytest.mark.parametrize(
     "probes, held, asked",
     [
-        (["cuda_mem", "gpu_xid"], False, [("present", ["cuda_mem", "gpu_xid"])]),
-        (["gpu_xid"], False, [("absent", ["cuda_mem"]), ("present", ["gpu_xid"])]),
-        (["gpu_xid"], True, [("absent", ["cuda_mem", "gpu_xid"])]),
+        (list(PROBES), False, [("present", list(PROBES))]),
+        (["gpu_xid"], False, [("absent", [name for name in PROBES if name != "gpu_xid"]), ("present", ["gpu_xid"])]),
+        (["gpu_xid"], True, [("absent", list(PROBES))]),
     ],
 )
 def test_who_is_wanted_no_more_goes_and_during_a_hold_everybody(probes, held, asked):
-    demands = program.demands({"probes": probes, "attach": "auto"}, held=held)
+    demands = program.demands({"probes": probes, "attach": "auto"}, held=held, stopped=[])
     assert [(one["state"], one["probes"]) for one in demands] == asked
     assert all(one["attach"] == "auto" for one in demands)
 
@@ -36,7 +37,15 @@ def test_who_is_wanted_no_more_goes_and_during_a_hold_everybody(probes, held, as
 def run(tmp_path, monkeypatch):
     """One run of the program: its exit status, its result, and what it said."""
     config, result = tmp_path / "probes.json", tmp_path / "result.json"
-    config.write_text(json.dumps({"ebpf_probe": {"probes": ["cuda_mem", "gpu_xid"]}, "held": False, "result": str(result)}))
+    config.write_text(
+        json.dumps(
+            {
+                "ebpf_probe": {"probes": list(PROBES), "state_dir": str(tmp_path / "state"), "bpffs_dir": str(tmp_path / "bpf")},
+                "held": False,
+                "result": str(result),
+            }
+        )
+    )
 
     def once(answer):
         def bring(_params, check_mode):
@@ -81,6 +90,38 @@ def test_counts_begin_anew_with_each_boot_and_where_the_file_is_damaged(run, tmp
     for text in (json.dumps({**json.loads(result.read_text()), "boot_id": "another"}), '{"boot_id": '):
         result.write_text(text)
         assert run(ATTACHED)[1]["totals"]["runs"] == 1
+
+
+def test_probes_that_cost_too_much_go_and_why_is_told_until_somebody_asks_again(run, tmp_path, monkeypatch):
+    """The next runs leave them away, though the settings name them."""
+    asked, wanted = [], json.loads((tmp_path / "probes.json").read_text())
+    look = budget.Look(9, 9, 9.0, 500.0, cpu_percent=80.0)
+
+    def looked(_folder, before):
+        asked.append(before)
+        return look if len(asked) == 1 else None
+
+    monkeypatch.setattr(budget, "look", looked)
+    (tmp_path / "probes.json").write_text(json.dumps({**wanted, "launch_cpu_percent": 79.5}))
+    status, first, said = run({**ATTACHED, "actions": []})
+    why = "cuda_launch took 80 % of one CPU, and may take 79.5 %"
+    assert (status, said) == (0, [f"<4>{why}: taken away until somebody asks for it again"])
+    assert first["launch_cost"] == look.show() and first["stopped"]["cuda_launch"]["why"] == why
+    _status, second, said = run({**ATTACHED, "actions": []})
+    assert asked == [None, look.show()] and said == [] and second["launch_cost"] is None
+    assert second["stopped"] == first["stopped"]
+    demands = program.demands(wanted["ebpf_probe"], held=False, stopped=second["stopped"])
+    assert [(one["state"], one["probes"]) for one in demands] == [
+        ("absent", ["cuda_launch"]),
+        ("present", [name for name in PROBES if name != "cuda_launch"]),
+    ]
+
+
+def test_where_it_cannot_be_read_what_was_stopped_nothing_is_attached_and_the_result_says_so(run, tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/probes_stopped.json").write_text("{")
+    status, told, said = run(ATTACHED)
+    assert (status, told["error_kind"], told["actions"]) == (1, "state_dir", {}) and "probes_stopped.json" in said[0]
 
 
 def test_without_settings_nothing_is_done(tmp_path):

@@ -15,9 +15,9 @@ SCOPE = f"/kubepods.slice/kubepods-pod12345678_9abc_def0_1234_56789abcdef0.slice
 
 @pytest.fixture
 def collected(monkeypatch):
-    def collect(paths, memory=MEMORY):
+    def collect(paths):
         """`paths`: of cgroups, by hierarchy and number."""
-        monkeypatch.setattr(probes, "describe", lambda _folder, name, _proc: memory if name == "cuda_mem" else {"attached": False})
+        monkeypatch.setattr(probes, "describe", lambda _folder, name, _proc: MEMORY if name == "cuda_mem" else {"attached": False})
         monkeypatch.setattr(numbers, "roots", lambda _mounts: [("", "/unified"), ("memory", "/memory")])
         monkeypatch.setattr(numbers, "path_of", lambda root, number: paths.get((root, number)))
         items = []
