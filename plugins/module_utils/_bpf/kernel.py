@@ -139,7 +139,7 @@ def attach_multi(program: int, path: str, sites: Mapping[str, int], cookies: Map
 
 
 def perf_event_link(program: int, event: int) -> int:
-    return _command(_LINK_CREATE, struct.pack("=IIII", program, event, _PERF_EVENT, 0), "attach to a tracepoint")
+    return command(_LINK_CREATE, struct.pack("=IIII", program, event, _PERF_EVENT, 0), "attach to a tracepoint")
 
 
 def attach_raw_tracepoint(program: int, name: str) -> int:
