@@ -14,10 +14,13 @@ from __future__ import annotations
 import argparse
 import ctypes
 import datetime
+import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -217,6 +220,51 @@ def compare_files(proc_root: str, dev_root: str, table: Table) -> None:
         table.add(f"holds {[list(one) for one in item['held']]}", holder)
 
 
+def compare_module(gpu: Gpu, given: argparse.Namespace, folder: Path, table: Table) -> None:
+    """What mig_info answers, read by a process of its own: the driver answers no child of one that has NVML open. Meanwhile a process holds the GPU."""
+    from ansible_collections.gpuops.remediation.plugins.module_utils._mig import tables
+
+    hold = "import ctypes; cuda = ctypes.CDLL('libcuda.so.1'); context = ctypes.c_void_p(); cuda.cuInit(0); "
+    hold += "print(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0), flush=True); input()"
+    params = {
+        "state_dir": str(folder / "state"), "kmsg_path": "/dev/kmsg", "proc_root": given.proc_root, "dev_root": given.dev_root,
+        "cgroup_root": "/sys/fs/cgroup", "nvml_library": given.nvml_library,
+    }  # fmt: skip
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout
+        table.add("a CUDA context beside it", holder.stdout.readline().strip(), "0")
+        began = time.monotonic()
+        asked = subprocess.run(
+            [sys.executable, "-c", _MODULE, folder], input=json.dumps(params), capture_output=True, text=True, check=True
+        )
+        took = time.monotonic() - began
+        holder.kill()
+    told = json.loads(asked.stdout)
+    (one,) = [each for each in told["gpus"] if each["index"] == given.gpu]
+    known = tables.model_of(gpu.pci.pciDeviceId >> 16)
+    table.add("mig_info: sources missing, readers left, errors", [told["missing"], told["abandoned"], one["errors"]], [[], [], []])
+    table.add("mig_info: supported, mode, a change needs a reset", [one["supported"], one["mig"], one["mode_change_needs_reset"]])
+    table.add("mig_info: known as, from", [one["model"], one["evidence"]], [known.name, "measured"] if known else NOTHING)
+    for profile in one["profiles"]:
+        real = f"{profile['limit']} at {profile['starts']}, {profile['memory_bytes'] >> 20} MiB, {profile['multiprocessors']} SM"
+        ours = next((each for each in known.profiles if each.name == profile["name"]), None) if known else None
+        as_tabled = f"{ours.limit} at {list(ours.starts)}, {ours.memory_mib} MiB, {ours.multiprocessors} SM" if ours else "no such profile"
+        table.add(f"mig_info: {profile['name']}", real, as_tabled)
+    table.add("mig_info: profiles", len(one["profiles"]), len(known.profiles) if known else NOTHING)
+    kinds = sorted(each["type"] for each in one["holders"] if each["pid"] == holder.pid)
+    table.add("mig_info: that process holds the GPU as; the list is complete", [kinds, one["holders_complete"]], [["compute"], True])
+    table.add("mig_info: took, with Python's start", f"{took:.2f} s")
+
+
+_MODULE = """
+import json, sys
+sys.path[:0] = sys.argv[1:]
+from ansible_collections.gpuops.remediation.plugins.module_utils._mig import info
+from ansible_collections.gpuops.remediation.plugins.module_utils._node.node import Node
+print(json.dumps(info.read(Node.from_params(json.load(sys.stdin)), [], timeout_seconds=20)))
+"""
+
+
 def beside(collect: Callable[[Callable[[Any], None]], None]) -> list[Any]:
     """What a child tells: one that looks for holders takes its own parent's other children for readers like itself."""
     context = multiprocessing.get_context("fork")
@@ -269,6 +317,7 @@ def main() -> None:
         reading = compare_reading(gpu, table)
         compare_compute(gpu, reading, model, table)
         compare_files(given.proc_root, given.dev_root, table)
+        compare_module(gpu, given, Path(folder), table)
         print(f"# MIG as an {reading.name} answers, {datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M} UTC\n")
         print(f"Driver {pynvml.nvmlSystemGetDriverVersion()}, kernel {os.uname().release}, PCI device {reading.device_id}.")
         print("Ours: the simulator's model of this PCI device, and below `as planned with` the planner's tables.\n")
