@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import pytest
+from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.gpuops.remediation.plugins.module_utils._mps.errors import HasClients
 from ansible_collections.gpuops.remediation.plugins.modules import mps_daemon
 from run_module import run_module
@@ -31,13 +32,15 @@ def bring(monkeypatch):
     return answer
 
 
-def test_too_many_for_a_budget_is_a_warning_and_no_failure(bring):
+def test_too_many_for_a_budget_is_a_warning_and_no_failure(bring, monkeypatch):
+    warned = []  # what becomes of one depends on whether this process is a controller's too
+    monkeypatch.setattr(AnsibleModule, "warn", lambda _module, text: warned.append(text))
     asked = bring({"changed": False, "tenant": OVER})
     result = run_module(mps_daemon.main, True, device="GPU-1", tenant={"memory_budget": "8G", "clients": 2})
-    assert not result.get("failed") and "3 clients share a budget that was made for 2" in str(result["warnings"])
+    assert not result.get("failed") and warned == ["3 clients share a budget that was made for 2"]
     assert asked[0][1] is True
     bring({"changed": False, "tenant": {"clients_now": 4, "clients": 5, "within_budget": True}})
-    assert "4 clients" not in str(run_module(mps_daemon.main, device="GPU-1"))
+    assert not run_module(mps_daemon.main, device="GPU-1").get("failed") and len(warned) == 1
 
 
 def test_a_refusal_has_its_kind_and_its_details(bring):
