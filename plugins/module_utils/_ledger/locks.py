@@ -69,11 +69,11 @@ class Locks(Database):
                 raise LockLost("the lock of node %s is no longer ours (token %d)" % (node, token), holder=row.holder if row else None)
             self._put_lock(connection, node, row.holder, token, self.now() + timedelta(seconds=lease_seconds))
 
-    def release_lock(self, node: str, token: int) -> bool:
-        """Give the lock back; somebody else's is left alone."""
+    def release_lock(self, node: str, token: int, holder: Optional[str] = None) -> bool:
+        """Give the lock back; somebody else's is left alone, also one whose token from another place happens to be the same."""
         with self.write() as connection:
             row = self._lock(connection, node)
-            if row is None or row.holder is None or row.token != token:
+            if row is None or row.holder is None or row.token != token or holder not in (None, row.holder):
                 return False
             self._put_lock(connection, node, None, token, self.now())
             return True

@@ -118,7 +118,7 @@ class LedgerPlace:
         self._ledger.renew_lock(self._node, token, self._seconds)
 
     def release(self, holder: str, token: int) -> None:
-        self._ledger.release_lock(self._node, token)
+        self._ledger.release_lock(self._node, token, holder)
 
     def _check(self, holder: str, token: int) -> None:
         have = self.read()

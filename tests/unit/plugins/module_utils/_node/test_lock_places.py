@@ -129,6 +129,18 @@ def test_taken_by_another_before_it_could_be_read_back():
         run(Raced(), "taken", "a")
 
 
+def test_the_ledgers_lock_of_another_stays_though_its_token_is_the_same(tmp_path):
+    """S5: the file on a node and the ledger's own lock count on from the same mirror."""
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
+    place = LedgerPlace(ledger, "gpu-1", 30)
+    token = run(place, "taken", "of the silent node")[1].token
+    run(place, "released", "of the node that answers again", token)
+    assert (place.read().holder, place.read().token) == ("of the silent node", token)
+    run(place, "released", "of the silent node", token)
+    assert place.read().holder is None
+    ledger.close()
+
+
 def test_a_lapsed_mirror_is_not_live(tmp_path):
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
     ledger.record_lock("gpu-1", "a", 5, datetime.now(timezone.utc) - timedelta(seconds=5))
