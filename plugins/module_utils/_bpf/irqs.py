@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import durations
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import arrays, durations
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.durations import Durations
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import text
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import PinnedMap
 
 COUNTERS = ("irqs_full",)
@@ -37,8 +38,7 @@ class IrqLine:
     @classmethod
     def parse(cls, key: bytes, value: bytes) -> IrqLine:
         handler, irq = _KEY.unpack(key)
-        name = handler.split(b"\0")[0].decode(errors="replace")
-        return cls(irq, name, Durations.parse(value), *_ENDS.unpack_from(value, durations.SIZE))
+        return cls(irq, text(handler), Durations.parse(value), *_ENDS.unpack_from(value, durations.SIZE))
 
 
 def lines(maps: Path) -> list[IrqLine]:
@@ -47,9 +47,7 @@ def lines(maps: Path) -> list[IrqLine]:
 
 
 def counters(maps: Path) -> dict[str, int]:
-    with PinnedMap(str(maps / "irq_counters")) as entries:
-        values = dict(entries.items())
-    return {name: int(struct.unpack("=Q", values[struct.pack("=I", at)])[0]) for at, name in enumerate(COUNTERS)}
+    return arrays.counters(maps / "irq_counters", COUNTERS)
 
 
 def devices(pci: Path) -> Mapping[int, str]:

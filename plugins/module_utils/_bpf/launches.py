@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import arrays
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.durations import Durations
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import CgroupIds
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import CgroupIds, text
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import PinnedMap
 
 
@@ -53,9 +54,8 @@ class Launches:
     def parse(cls, key: bytes, value: bytes) -> Launches:
         start, tgid, kind = _KEY.unpack(key)
         v2, v1, ns_tgid, _unused, comm, failed = _HEAD.unpack_from(value)
-        name = comm.split(b"\0")[0].decode(errors="replace")
         found = Durations.parse(value[_HEAD.size :])
-        return cls(tgid, start, LaunchKind(kind), ns_tgid, name, CgroupIds(v2, v1), failed, found)
+        return cls(tgid, start, LaunchKind(kind), ns_tgid, text(comm), CgroupIds(v2, v1), failed, found)
 
 
 def launches(maps: Path) -> list[Launches]:
@@ -65,6 +65,4 @@ def launches(maps: Path) -> list[Launches]:
 
 
 def counters(maps: Path) -> dict[str, int]:
-    with PinnedMap(str(maps / "launch_counters")) as entries:
-        values = dict(entries.items())
-    return {name: int(struct.unpack("=Q", values[struct.pack("=I", at)])[0]) for at, name in enumerate(COUNTERS)}
+    return arrays.counters(maps / "launch_counters", COUNTERS)

@@ -35,6 +35,11 @@ _FAILURE = struct.Struct("=QQII")
 _PAIR = struct.Struct("=QQ")
 
 
+def text(data: bytes) -> str:
+    """Of a field of a fixed length."""
+    return data.split(b"\0")[0].decode(errors="replace")
+
+
 @dataclass(frozen=True)
 class Usage:
     """`live` are allocations that are not freed yet; `held_bytes` and `live` are by kind."""
@@ -92,8 +97,7 @@ class Account:
     @classmethod
     def parse(cls, data: bytes) -> Account:
         start, context, v2, v1, tgid, ns_tgid, comm = _ACCOUNT.unpack_from(data)
-        name = comm.split(b"\0")[0].decode(errors="replace")
-        return cls(start, context, CgroupIds(v2, v1), tgid, ns_tgid, name, Usage.parse(data[_ACCOUNT.size :]))
+        return cls(start, context, CgroupIds(v2, v1), tgid, ns_tgid, text(comm), Usage.parse(data[_ACCOUNT.size :]))
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import arrays
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.durations import Durations
-from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import CgroupIds
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import CgroupIds, text
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import PinnedMap
 
 
@@ -48,7 +49,7 @@ class VmCalls:
         start, tgid, call, device = _KEY.unpack(key)
         v2, v1, ns_tgid, _unused, comm, failed, size = _HEAD.unpack_from(value)
         found = Durations.parse(value[_HEAD.size :])
-        return cls(tgid, start, VmCall(call), _text(device), ns_tgid, _text(comm), CgroupIds(v2, v1), failed, size, found)
+        return cls(tgid, start, VmCall(call), text(device), ns_tgid, text(comm), CgroupIds(v2, v1), failed, size, found)
 
 
 def calls(maps: Path) -> list[VmCalls]:
@@ -58,10 +59,4 @@ def calls(maps: Path) -> list[VmCalls]:
 
 
 def counters(maps: Path) -> dict[str, int]:
-    with PinnedMap(str(maps / "vm_counters")) as entries:
-        values = dict(entries.items())
-    return {name: int(struct.unpack("=Q", values[struct.pack("=I", at)])[0]) for at, name in enumerate(COUNTERS)}
-
-
-def _text(data: bytes) -> str:
-    return data.split(b"\0")[0].decode(errors="replace")
+    return arrays.counters(maps / "vm_counters", COUNTERS)

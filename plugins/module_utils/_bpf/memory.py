@@ -8,11 +8,11 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import arrays
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.functions import Operation
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import COUNTERS, Account, CgroupIds, FailureKey, Usage
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import PinnedMap
@@ -37,19 +37,13 @@ def cgroups(maps: Path) -> dict[CgroupIds, Usage]:
 
 
 def counters(maps: Path) -> dict[str, int]:
-    with PinnedMap(str(maps / "counters")) as entries:
-        values = dict(entries.items())
-    return {name: _number(values[struct.pack("=I", index)]) for index, name in enumerate(COUNTERS) if name != "next_serial"}
+    return arrays.counters(maps / "counters", COUNTERS, but="next_serial")
 
 
 def failures(maps: Path) -> list[Mapping[str, Any]]:
     with PinnedMap(str(maps / "failures")) as entries:
-        found = [(FailureKey.parse(key), _number(value)) for key, value in entries.items()]
+        found = [(FailureKey.parse(key), arrays.number(value)) for key, value in entries.items()]
     return [
         {"cgroup": vars(key.cgroup), "operation": Operation(key.operation).name.lower(), "result": key.result, "count": count}
         for key, count in found
     ]
-
-
-def _number(data: bytes) -> int:
-    return int(struct.unpack("=Q", data)[0])

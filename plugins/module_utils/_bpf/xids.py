@@ -12,6 +12,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf import arrays
+from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.layout import text as text_of
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.maps import PinnedMap
 
 COUNTERS = ("next_event", "xids_full", "unreadable")
@@ -73,10 +75,8 @@ def _whole(entries: PinnedMap, slot: bytes, value: bytes) -> bytes:
 
 
 def counters(maps: Path) -> dict[str, int]:
-    with PinnedMap(str(maps / "xid_counters")) as entries:
-        values = dict(entries.items())
-    return {name: int(struct.unpack("=Q", values[struct.pack("=I", at)])[0]) for at, name in enumerate(COUNTERS) if name != "next_event"}
+    return arrays.counters(maps / "xid_counters", COUNTERS, but="next_event")
 
 
 def _text(data: bytes) -> str:
-    return data.split(b"\0")[0].decode(errors="replace").rstrip()
+    return text_of(data).rstrip()
