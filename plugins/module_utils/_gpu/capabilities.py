@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import NamedTuple, Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import open_files
@@ -33,14 +34,20 @@ class Held(NamedTuple):
     ci: Optional[int] = None
 
 
+def device_file(access: Path, dev_root: str) -> Optional[str]:
+    """The device file that opens what this file of the driver's stands for; None where it names none. OSError where it cannot be read."""
+    told = _MINOR.search(access.read_text(errors="replace"))
+    return os.path.join(dev_root, "nvidia-caps", f"nvidia-cap{told.group(1)}") if told else None
+
+
 def files(proc: ProcFs, dev_root: str) -> dict[open_files.Identity, Held]:
     """The device files of the GPUs and of the instances that there are."""
     found = {identity: Held(minor) for identity, minor in device_files(dev_root).items()}
     for path in (proc.root / "driver/nvidia/capabilities").glob("gpu*/mig/**/access"):
         named = _FILE.search(str(path))
         try:
-            told = _MINOR.search(path.read_text(errors="replace"))
-            node = os.stat(os.path.join(dev_root, "nvidia-caps", f"nvidia-cap{told.group(1)}")) if told else None
+            name = device_file(path, dev_root)
+            node = os.stat(name) if name else None
         except FileNotFoundError:  # destroyed meanwhile, or nobody has made the device file yet
             continue
         if named and node:

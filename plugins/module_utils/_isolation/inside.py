@@ -24,7 +24,6 @@ DEFAULT_PIPES = "/tmp/nvidia-mps"
 _CONTROL = "control"
 _FOLDERS = ("/dev", "/dev/nvidia-caps")
 _MOST_NAMES = 4096  # of a folder, and of mounts
-_MINOR = re.compile(r"^DeviceFileMinor: (\d+)$", re.MULTILINE)
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -47,8 +46,8 @@ def devices_of_node(proc: ProcFs, dev_root: str) -> dict[Identity, Device]:
         for which, held in capabilities.files(proc, dev_root).items()
     }
     try:
-        told = _MINOR.search((proc.root / "driver/nvidia/capabilities/mig/config").read_text(errors="replace"))
-        config = os.stat(os.path.join(dev_root, "nvidia-caps", f"nvidia-cap{told.group(1)}")) if told else None
+        name = capabilities.device_file(proc.root / "driver/nvidia/capabilities/mig/config", dev_root)
+        config = os.stat(name) if name else None
     except OSError:
         config = None
     if config:

@@ -8,18 +8,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Optional
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._errors import RemediationError
+from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import capabilities
 from ansible_collections.gpuops.remediation.plugins.module_utils._mig.reading import Reading
 from ansible_collections.gpuops.remediation.plugins.module_utils._node import programs
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Emit
-
-_MINOR = re.compile(r"^DeviceFileMinor: (\d+)$", re.MULTILINE)
 
 
 class DeviceFileError(RemediationError):
@@ -53,7 +50,7 @@ def _capabilities(proc: ProcFs, reading: Reading) -> Iterator[Path]:
 def _has_device(path: Path, dev_root: str) -> bool:
     """A driver that has no such file has no device file to be opened either."""
     try:
-        told: Optional[re.Match[str]] = _MINOR.search(path.read_text(errors="replace"))
+        name = capabilities.device_file(path, dev_root)
     except OSError:
         return True
-    return told is None or os.path.exists(os.path.join(dev_root, "nvidia-caps", f"nvidia-cap{told.group(1)}"))
+    return name is None or os.path.exists(name)
