@@ -22,11 +22,11 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import ope
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.open_files import Identity
 from ansible_collections.gpuops.remediation.plugins.module_utils._isolation import inside
 from ansible_collections.gpuops.remediation.plugins.module_utils._isolation.memory import limit_of
+from ansible_collections.gpuops.remediation.plugins.module_utils._mps.control import DEFAULT_PIPES, PIPE
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcessInfo, ProcFs
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.watchdog import Emit
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-PIPES = "CUDA_MPS_PIPE_DIRECTORY"
 _ENVIRONMENT_BYTES = 1 << 20
 _MOST_LOOKED_INTO = 64  # processes of a container; the first has what the image and the runtime set
 _LONGEST_VALUE = 1024
@@ -145,7 +145,7 @@ def _effective(proc: ProcFs, pid: int) -> Optional[int]:
 def _environment(proc: ProcFs, members: Sequence[ProcessInfo], daemons: Sequence[Mapping[str, Any]], owner: Owner) -> dict[str, Any]:
     first, *others_said = [variables(proc, one.pid) for one in members[:_MOST_LOOKED_INTO]]
     begun = first or {}  # what image and runtime have set; what somebody sets later gives nobody a GPU
-    named = sorted({one[PIPES] for one in (begun, *filter(None, others_said)) if PIPES in one})
+    named = sorted({one[PIPE] for one in (begun, *filter(None, others_said)) if PIPE in one})
     others = {daemon["control"]: daemon["pipe_directory"] for daemon in daemons if daemon["control"] and daemon["cgroup"] != owner.path}
     reached = {
         pipe
@@ -168,7 +168,7 @@ def variables(proc: ProcFs, pid: int) -> Optional[dict[str, str]]:
     except OSError:
         return None
     pairs = (entry.decode(errors="replace").partition("=") for entry in entries)
-    return {name: value[:_LONGEST_VALUE] for name, _equals, value in pairs if name in (VISIBLE, PIPES)}
+    return {name: value[:_LONGEST_VALUE] for name, _equals, value in pairs if name in (VISIBLE, PIPE)}
 
 
 def _daemons(proc: ProcFs, owners: Iterable[tuple[Owner, Sequence[ProcessInfo]]]) -> list[dict[str, Any]]:
@@ -177,7 +177,7 @@ def _daemons(proc: ProcFs, owners: Iterable[tuple[Owner, Sequence[ProcessInfo]]]
     for owner, members in owners:
         for process in members:
             if is_mps({"name": process.name, "executable": process.executable}):
-                folder = (variables(proc, process.pid) or {}).get(PIPES, inside.DEFAULT_PIPES)
+                folder = (variables(proc, process.pid) or {}).get(PIPE, DEFAULT_PIPES)
                 control = inside.control_pipe(str(proc.root / str(process.pid) / "root"), folder)
                 found.append({"pid": process.pid, "name": process.name, "cgroup": owner.path, "pipe_directory": folder, "control": control})
     return found

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Optional
 from ansible_collections.gpuops.remediation.plugins.module_utils._bpf.files import open_in_root
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu import capabilities
 from ansible_collections.gpuops.remediation.plugins.module_utils._gpu.open_files import Identity, identity
+from ansible_collections.gpuops.remediation.plugins.module_utils._mps.control import DEFAULT_PIPES
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
 
-DEFAULT_PIPES = "/tmp/nvidia-mps"
 _CONTROL = "control"
 _FOLDERS = ("/dev", "/dev/nvidia-caps")
 _MOST_NAMES = 4096  # of a folder, and of mounts

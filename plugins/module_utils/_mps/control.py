@@ -25,6 +25,7 @@ from ansible_collections.gpuops.remediation.plugins.module_utils._mps.errors imp
 from ansible_collections.gpuops.remediation.plugins.module_utils._mps.limits import MEMORY, PRIORITY, THREADS, Settings, Value
 
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+DEFAULT_PIPES = "/tmp/nvidia-mps"  # where NVIDIA's program has them unless told otherwise
 _PATH = "/usr/local/nvidia/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 

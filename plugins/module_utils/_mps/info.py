@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.gpuops.remediation.plugins.module_utils._mps import clients, state
-from ansible_collections.gpuops.remediation.plugins.module_utils._mps.control import Control, find_program
+from ansible_collections.gpuops.remediation.plugins.module_utils._mps.control import DEFAULT_PIPES, Control, find_program
 from ansible_collections.gpuops.remediation.plugins.module_utils._mps.errors import MpsError, NoDaemon
 from ansible_collections.gpuops.remediation.plugins.module_utils._mps.terminated import Terminated
 from ansible_collections.gpuops.remediation.plugins.module_utils._mps.units import RUNTIME
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.procfs import ProcFs
 from ansible_collections.gpuops.remediation.plugins.module_utils._node.statedir import StateDir
-
-NVIDIAS = "/tmp/nvidia-mps"  # where NVIDIA's program has it unless told otherwise
 
 
 def read(params: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -35,7 +33,7 @@ def read(params: Mapping[str, Any]) -> list[dict[str, Any]]:
 def known() -> list[str]:
     """A folder is there before its daemon and may outlive it."""
     ours = sorted(str(path) for path in Path(RUNTIME).glob("*") if path.is_dir())
-    return [*ours, *([NVIDIAS] if Path(NVIDIAS, "control").exists() else [])]
+    return [*ours, *([DEFAULT_PIPES] if Path(DEFAULT_PIPES, "control").exists() else [])]
 
 
 def _read_one(control: Control, proc: ProcFs, terminated: Terminated) -> dict[str, Any]:

@@ -266,7 +266,7 @@ def test_info_tells_each_daemon_or_why_not(node, start, monkeypatch, tmp_path):
     ]
     assert gone["error"]["error_kind"] == "no_daemon" and gone["servers"] == []
     monkeypatch.setattr(info, "RUNTIME", str(tmp_path / "run"))
-    monkeypatch.setattr(info, "NVIDIAS", str(tmp_path / "nvidia"))
+    monkeypatch.setattr(info, "DEFAULT_PIPES", str(tmp_path / "nvidia"))
     (tmp_path / "run/GPU-1").mkdir(parents=True)
     assert info.known() == [str(tmp_path / "run/GPU-1")]
     (tmp_path / "nvidia").mkdir()
