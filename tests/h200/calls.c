@@ -1,29 +1,9 @@
 /* SPDX-License-Identifier: GPL-3.0-or-later */
 /* Calls of the driver in a loop: each line "NAME COUNT" is answered with the nanoseconds that one round took. */
-#include <dlfcn.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-static void *library;
-
-static void *find(const char *name) {
-    void *function = dlsym(library, name);
-    if (!function) {
-        fprintf(stderr, "no %s\n", name);
-        exit(3);
-    }
-    return function;
-}
-
-static void check(int result, const char *what) {
-    if (result) {
-        fprintf(stderr, "%s: %d\n", what, result);
-        exit(4);
-    }
-}
+#include "driver.h"
 
 int main(int count, char **arguments) {
     library = dlopen(count > 1 ? arguments[1] : "libcuda.so.1", RTLD_NOW);
@@ -59,7 +39,7 @@ int main(int count, char **arguments) {
         }
         clock_gettime(CLOCK_MONOTONIC, &ended);
         check(synchronize(), "cuCtxSynchronize");
-        printf("%.1f\n", ((ended.tv_sec - began.tv_sec) * 1e9 + (ended.tv_nsec - began.tv_nsec)) / rounds);
+        printf("%.1f\n", nanoseconds(began, ended, rounds));
         fflush(stdout);
     }
     return 0;

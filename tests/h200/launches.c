@@ -1,32 +1,13 @@
 /* SPDX-License-Identifier: GPL-3.0-or-later */
 /* Launches and system calls in known numbers: each line "NAME COUNT" is answered with the nanoseconds that one of them took. */
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
+
+#include "driver.h"
 
 static const char *EMPTY = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry empty() { ret; }\n";
-static void *library;
-
-static void *find(const char *name) {
-    void *function = dlsym(library, name);
-    if (!function) {
-        fprintf(stderr, "no %s\n", name);
-        exit(3);
-    }
-    return function;
-}
-
-static void check(int result, const char *what) {
-    if (result) {
-        fprintf(stderr, "%s: %d\n", what, result);
-        exit(4);
-    }
-}
 
 int main(int count, char **arguments) {
     library = dlopen(count > 1 ? arguments[1] : "libcuda.so.1", RTLD_NOW);
@@ -69,7 +50,7 @@ int main(int count, char **arguments) {
         }
         clock_gettime(CLOCK_MONOTONIC, &ended);
         check(synchronize(), "cuCtxSynchronize");
-        printf("%.1f\n", ((ended.tv_sec - began.tv_sec) * 1e9 + (ended.tv_nsec - began.tv_nsec)) / rounds);
+        printf("%.1f\n", nanoseconds(began, ended, rounds));
         fflush(stdout);
     }
     return 0;

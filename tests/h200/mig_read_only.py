@@ -25,7 +25,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from checkout import ROOT, make_importable
+
 SIMULATOR = ROOT / "roles/simulated_gpu_node/files"
 QUERIES = 32
 NOTHING = "-"
@@ -294,13 +295,6 @@ def lines(path: Path) -> list[str]:
         return [str(error.strerror)]
 
 
-def make_importable(folder: Path) -> None:
-    """This checkout as the collection that it is, and the simulator."""
-    (folder / "ansible_collections/gpuops").mkdir(parents=True)
-    (folder / "ansible_collections/gpuops/remediation").symlink_to(ROOT)
-    sys.path[:0] = [str(folder), str(SIMULATOR)]
-
-
 def main() -> None:
     options = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
     options.add_argument("--nvml-library", default="libnvidia-ml.so.1")
@@ -309,7 +303,7 @@ def main() -> None:
     options.add_argument("--gpu", type=int, default=0, help="by NVML's number")
     given = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        make_importable(Path(folder))
+        make_importable(Path(folder), SIMULATOR)
         ctypes.CDLL(given.nvml_library, ctypes.RTLD_GLOBAL)
         import pynvml
 

@@ -25,7 +25,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from checkout import ROOT, make_importable
+
 MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 PTX = b"""
 .version 7.8
@@ -382,17 +383,10 @@ def end(bench: Bench, process: subprocess.Popen[bytes]) -> None:
     bench.row("mps_info after it", bench.info()["error"]["error_kind"])
 
 
-def make_importable(folder: Path) -> None:
-    """This checkout as the collection that it is, and what runs modules without a playbook."""
-    (folder / "ansible_collections/gpuops").mkdir(parents=True)
-    (folder / "ansible_collections/gpuops/remediation").symlink_to(ROOT)
-    sys.path[:0] = [str(folder), str(ROOT / "tests/support")]
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpuops-mps-") as name:
         folder = Path(name)
-        make_importable(folder)
+        make_importable(folder, ROOT / "tests/support")  # which runs modules without a playbook
         bench = Bench(folder)
         bench.row("GPU, driver, compute mode, kernel", bench.smi("name", "driver_version", "compute_mode"), os.uname().release)
         parts: list[Callable[[Bench], None]] = [values, limits, termination, fault, frozen]

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from probes import HERE, Gpu, Probes, make_importable, say, spread, table
+from checkout import make_importable
+from probes import HERE, Gpu, Probes, say, spread, table
 
 NAMES = ("cuda_launch", "gpu_irq", "gpu_vm")
 TIMES = {"kernel": 20000, "cooperative": 5000, "refused": 1000, "wait": 2000, "ioctl": 3000}
@@ -44,6 +45,12 @@ def called(probes: Probes, pid: int) -> dict[tuple[str, str], tuple[int, int]]:
     return {(one["device"], one["call"]): (one["count"], one["failed"]) for one in calls if one["pid"] == pid}
 
 
+def since(before: dict[Any, tuple[int, int]], after: dict[Any, tuple[int, int]]) -> dict[Any, tuple[int, int]]:
+    """What has come to each count and to its failures; without what nothing has come to."""
+    gone = {key: (count - before.get(key, (0, 0))[0], failed - before.get(key, (0, 0))[1]) for key, (count, failed) in after.items()}
+    return {key: (count, failed) for key, (count, failed) in gone.items() if count}
+
+
 def interrupts() -> int:
     """Of the driver's lines, as the kernel has them."""
     lines = [line.split() for line in Path("/proc/interrupts").read_text().splitlines()]
@@ -57,12 +64,9 @@ def counts(probes: Probes, process: subprocess.Popen[str], do: Any) -> None:
         before, irqs = interrupts(), sum(line["count"] for line in described(probes, "gpu_irq")["irqs"])
         do(name, times)
         time.sleep(0.2)
-        new = {kind: (count - launches.get(kind, (0, 0))[0], failed - launches.get(kind, (0, 0))[1])
-               for kind, (count, failed) in launched(probes, process.pid).items()}  # fmt: skip
-        asked = {where: (count - calls.get(where, (0, 0))[0], failed - calls.get(where, (0, 0))[1])
-                 for where, (count, failed) in called(probes, process.pid).items()}  # fmt: skip
-        told = [f"{kind}: {count}, {failed} failed" for kind, (count, failed) in new.items() if count]
-        told += [f"{call} of {device}: {count}, {failed} failed" for (device, call), (count, failed) in asked.items() if count]
+        new, asked = since(launches, launched(probes, process.pid)), since(calls, called(probes, process.pid))
+        told = [f"{kind}: {count}, {failed} failed" for kind, (count, failed) in new.items()]
+        told += [f"{call} of {device}: {count}, {failed} failed" for (device, call), (count, failed) in asked.items()]
         ours = sum(line["count"] for line in described(probes, "gpu_irq")["irqs"]) - irqs
         rows.append(
             (f"{times} times {name}", "; ".join(told) or "none", f"interrupts: {ours} counted, {interrupts() - before} in /proc/interrupts")

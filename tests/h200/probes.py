@@ -33,8 +33,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from checkout import make_importable
+
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 ALLOCATORS = {"default": "", "expandable segments": "expandable_segments:True", "cudaMallocAsync": "backend:cudaMallocAsync"}
 OF_THE_GPU = ("device", "managed", "pool", "handle")
 MIB = 1 << 20
@@ -498,13 +499,6 @@ def measure(folder: Path, given: argparse.Namespace) -> None:
 def apart(folder: str) -> None:
     sys.path[:0] = [folder]
     readings(Path(folder))
-
-
-def make_importable(folder: Path) -> None:
-    """This checkout as the collection that it is."""
-    (folder / "ansible_collections/gpuops").mkdir(parents=True)
-    (folder / "ansible_collections/gpuops/remediation").symlink_to(ROOT)
-    sys.path[:0] = [str(folder)]
 
 
 def main() -> None:

@@ -16,7 +16,13 @@ from gpusim import instances
 from gpusim.node import Node
 
 SCRIPT = Path(__file__).resolve().parents[1] / "h200/mig_read_only.py"
-WITHOUT_ANSIBLE = "import runpy, sys; sys.modules['ansible'] = None; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+WITHOUT_ANSIBLE = """
+import os, runpy, sys
+sys.modules["ansible"] = None
+del sys.argv[0]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def compare(node: Node) -> str:
